@@ -1,0 +1,31 @@
+# make run    set up, then train a small PGM and an MDLM on a toy language and compare them (about three minutes)
+# make test   set up, then lint, type-check and test (about five minutes)
+PYTHON ?= python3
+BIN := .venv/bin
+
+run: .venv/ready
+	$(BIN)/maskless demo
+
+test: .venv/ready
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+	$(BIN)/python -m pytest
+
+format: .venv/ready
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+
+.venv/ready: pyproject.toml constraints.txt
+	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "maskless needs Python 3.11 or newer, this is " + sys.version)'
+	$(PYTHON) -m venv .venv
+	$(BIN)/python -m pip install --quiet --upgrade pip
+	@echo "installing (torch is large: the first time takes a few minutes)"
+	$(BIN)/python -m pip install --quiet -c constraints.txt torch
+	$(BIN)/python -m pip install --quiet -c constraints.txt -e '.[data,dev]'
+	@touch $@
+
+clean:
+	rm -rf .venv build dist .pytest_cache .mypy_cache .ruff_cache
+
+.PHONY: run test format clean

@@ -1,0 +1,269 @@
+"""What a user calls: load a model, generate, fill gaps, score. Text in, text out, any order."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from maskless import official
+from maskless.checkpoint import Model
+from maskless.codec.text import TextCodec, codec, parse_gaps, starts_with_space
+from maskless.logits import row_keys
+from maskless.nn import autocast
+from maskless.nn.causal import CausalTransformer
+from maskless.objective import bound
+from maskless.order import COUNTS, ORDERS
+from maskless.sampling import Filter, Step, Truncation, sample, sample_causal
+
+OnStep = Callable[[Step], None]
+
+
+class Text(str):
+    """A text that remembers its tokens and how they came.
+
+    tokens: the ids; steps: for each of them the step that decided it, -1 where it was given; order: the positions that
+    were decided, in the order in which they came.
+    """
+
+    tokens: list[int]
+    steps: list[int]
+    order: list[int]
+
+
+@dataclass(frozen=True)
+class Sampled:
+    """Rows of tokens and how they came."""
+
+    tokens: Tensor  # (B, L)
+    steps: Tensor  # (B, L) the step that decided each token, -1 where it was given
+    order: list[list[int]]  # of each row: the decided positions, in the order in which they came
+
+
+def load(
+    name: str | Path,
+    *,
+    weights: str = "ema",
+    queries: str | None = None,
+    tokenizer: str | Path | None = None,
+    device: str | torch.device | None = None,
+) -> Model:
+    """A model from a model folder, a run folder, a hub id, or a released checkpoint file.
+
+    weights ("ema", "raw") and queries ("position", "mean", "logsumexp") concern released files; tokenizer names the
+    tokenizer of a model that brings none ("gpt2", "bert", "bytes", a file).
+    """
+    path = Path(name)
+    if path.is_file():
+        model = Model(official.read(path, weights=weights, queries=queries), layout="wrapped").eval()
+    elif (path / "model" / "config.json").is_file():
+        model = Model.from_pretrained(path / "model")
+    else:
+        model = Model.from_pretrained(name)
+    if tokenizer is not None:
+        model.codec = codec(str(tokenizer))
+        if model.codec.vocab > model.config.vocab:
+            raise ValueError(
+                f"the tokenizer {tokenizer} has {model.codec.vocab} ids, the model {name} only {model.config.vocab}"
+            )
+    return model.to(device or ("cuda" if torch.cuda.is_available() else "cpu"))
+
+
+@dataclass(frozen=True, kw_only=True)
+class How:
+    """How to sample; `generate` and `fill` take these as keywords."""
+
+    steps: int | None = None  # 1 to the number of unknown tokens; by default 32, or fewer for short gaps
+    seed: int = 0
+    temperature: float = 1.0  # 0: always the most likely token
+    top_k: int | None = None
+    top_p: float | None = None
+    order: str = "random"
+    counts: str = "uniform"
+
+    def __post_init__(self) -> None:
+        Truncation(temperature=self.temperature, top_k=self.top_k, top_p=self.top_p)
+        for what, name, table in (("order", self.order, ORDERS), ("counts", self.counts, COUNTS)):
+            if name not in table:
+                raise ValueError(f"unknown {what} {name!r}: expected one of {', '.join(table)}")
+
+
+def generate(
+    model: Model,
+    n: int = 1,
+    *,
+    prompt: str = "",
+    length: int | None = None,
+    first: int = 0,
+    on_step: OnStep | None = None,
+    **how: Any,
+) -> list[Text]:
+    """n texts from a model, each `length` tokens long (the model's context by default), starting with the prompt.
+
+    Sample i of a seed is the same whatever n is; `first` starts at another sample, so that processes can share a seed.
+    The other keywords are those of `How`: steps, seed, temperature, top_k, top_p, order, counts.
+    """
+    settings, text = How(**how), _codec(model)
+    context = model.config.length
+    length = context if length is None else length
+    given = _lead(model) + text.encode(prompt)
+    if not len(given) < length <= context:
+        raise ValueError(
+            f"length {length} is out of range: expected {len(given) + 1} to {context}, "
+            f"more than the {len(given)} tokens given and at most the model's context"
+        )
+    if n < 1:
+        raise ValueError(f"n {n} is out of range: expected 1 or more")
+    tokens = torch.tensor(given + [0] * (length - len(given))).repeat(n, 1)
+    known = torch.arange(length).expand(n, length) < len(given)
+    keys = row_keys(settings.seed, torch.arange(first, first + n))
+    return _texts(text, _sample(model, tokens, known, ~known, keys, settings, on_step))
+
+
+def fill(
+    model: Model,
+    text: str | Sequence[str] | Tensor,
+    *,
+    known: Tensor | None = None,
+    on_step: OnStep | None = None,
+    **how: Any,
+) -> Any:
+    """A text with its gaps filled: "The [8] sat on [12]." has gaps of 8 and 12 tokens, decided in any order.
+
+    A list of texts gives a list. Token ids (B, L) with a mask `known` of those that stay give a `Sampled`. A text's
+    result does not depend on the texts beside it. The other keywords are those of `How`.
+    """
+    settings = How(**how)
+    if isinstance(text, Tensor):
+        return _fill_tokens(model, text, known, settings, on_step)
+    if known is not None:
+        raise ValueError("known= goes with token ids; a text marks its gaps itself, as in 'The [8] sat.'")
+    templates = [parse_gaps(_codec(model), one) for one in ([text] if isinstance(text, str) else text)]
+    lead = _lead(model)
+    lengths = torch.tensor([len(lead) + len(template.tokens) for template in templates])
+    L, context = int(lengths.max()), model.config.length
+    if L > context:
+        raise ValueError(f"a text with its gaps is {L} tokens long: expected at most the model's context of {context}")
+    tokens, asked, spaced = torch.zeros(len(templates), L, dtype=torch.long), *torch.zeros(2, len(templates), L).bool()
+    for row, template in enumerate(templates):
+        end = len(lead) + len(template.tokens)
+        tokens[row, :end] = torch.tensor(lead + template.tokens)
+        asked[row, len(lead) : end] = ~torch.tensor(template.known)
+        spaced[row, [len(lead) + i for i in template.spaced]] = True
+    known = ~asked & (torch.arange(L) < lengths[:, None])
+    keys = row_keys(settings.seed, torch.zeros(len(templates), dtype=torch.long))
+    only = _after_space(_codec(model), spaced, model) if spaced.any() else None
+    filled = _texts(_codec(model), _sample(model, tokens, known, asked, keys, settings, on_step, only), lengths)
+    return filled[0] if isinstance(text, str) else filled
+
+
+def log_likelihood(
+    model: Model, tokens: Tensor | str, known: Tensor | None = None, *, samples: int = 32, seed: int = 0
+) -> Tensor:
+    """A lower bound on log p(unknown tokens | known tokens) of each sequence, in nats.  (B, L) -> (B,) float64
+
+    known (B, L) bool: tokens that are given, not scored. Exact for a causal model; otherwise an unbiased estimate of
+    the variational bound from `samples` splits.
+    """
+    if isinstance(tokens, str):
+        tokens = torch.tensor([_codec(model).encode(tokens)])
+    single = tokens.ndim == 1
+    tokens = tokens[None] if single else tokens
+    known = known[None] if known is not None and single else known
+    with autocast(model.device):
+        score = -bound(model.network, tokens.cpu(), None if known is None else known.cpu(), samples=samples, seed=seed)
+    return score[0] if single else score
+
+
+def _fill_tokens(model: Model, tokens: Tensor, known: Tensor | None, settings: How, on_step: OnStep | None) -> Sampled:
+    if known is None or known.shape != tokens.shape or tokens.ndim != 2:
+        raise ValueError("token ids to fill are (B, L), with known= a mask of the same shape")
+    if tokens.shape[1] > model.config.length:
+        raise ValueError(f"rows of {tokens.shape[1]} tokens exceed the model's context of {model.config.length}")
+    tokens, known = tokens.cpu().clone(), known.cpu().bool()
+    keys = row_keys(settings.seed, torch.arange(len(tokens)))
+    return _sample(model, tokens, known, ~known, keys, settings, on_step)
+
+
+def _sample(
+    model: Model,
+    tokens: Tensor,
+    known: Tensor,
+    wanted: Tensor,
+    keys: Tensor,
+    how: How,
+    on_step: OnStep | None,
+    before: Filter | None = None,
+) -> Sampled:
+    truncation = Truncation(temperature=how.temperature, top_k=how.top_k, top_p=how.top_p)
+    filter: Filter = truncation if before is None else _Both(before, truncation)
+    unknown = int(wanted.sum(1).max())
+    steps = min(32, unknown) if how.steps is None else how.steps
+    state = tokens, known, wanted, keys
+    if isinstance(model.network, CausalTransformer):
+        if how.steps not in (None, unknown) or how.order != "random":
+            raise ValueError(f"a causal model takes one step per token ({unknown} here) from left to right")
+        run = sample_causal(model.network, *state, filter=filter)
+    else:
+        order, counts = ORDERS[how.order], COUNTS[how.counts]
+        run = sample(model.network, *state, steps=steps, order=order, counts=counts, filter=filter)
+    came = torch.full_like(tokens, -1)
+    decided: list[list[int]] = [[] for _ in tokens]
+    with autocast(model.device):
+        for step in run:
+            came[step.rows, step.positions] = step.number
+            for row, position in zip(step.rows.tolist(), step.positions.tolist(), strict=True):
+                decided[row].append(position)
+            if on_step is not None:
+                on_step(step)
+    return Sampled(tokens, came, decided)
+
+
+@dataclass(frozen=True)
+class _Both:
+    """One filter after another."""
+
+    first: Filter
+    second: Filter
+
+    def __call__(self, logits: Tensor, rows: Tensor, positions: Tensor) -> Tensor:
+        return self.second(self.first(logits, rows, positions), rows, positions)
+
+
+def _after_space(text: TextCodec, spaced: Tensor, model: Model) -> Filter:
+    """Where the given text ends in a space before a gap, the gap starts with a token that brings the space."""
+    starts = torch.zeros(model.config.vocab, dtype=torch.bool)
+    starts[: text.vocab] = torch.tensor(starts_with_space(text))
+    starts, spaced = starts.to(model.device), spaced.to(model.device)
+
+    def filter(logits: Tensor, rows: Tensor, positions: Tensor) -> Tensor:
+        return logits.masked_fill(spaced[rows, positions][:, None] & ~starts, -torch.inf)
+
+    return filter
+
+
+def _texts(text: TextCodec, done: Sampled, lengths: Sequence[int] | Tensor | None = None) -> list[Text]:
+    ends = [done.tokens.shape[1]] * len(done.tokens) if lengths is None else [int(n) for n in lengths]
+    texts = []
+    for row, end in enumerate(ends):
+        one = Text(text.decode(done.tokens[row, :end].tolist()))
+        one.tokens, one.steps = done.tokens[row, :end].tolist(), done.steps[row, :end].tolist()
+        one.order = done.order[row]
+        texts.append(one)
+    return texts
+
+
+def _codec(model: Model) -> TextCodec:
+    if model.codec is None:
+        raise ValueError("this model brings no tokenizer: name one with tokenizer= (gpt2, bert, bytes, or a file)")
+    return model.codec
+
+
+def _lead(model: Model) -> list[int]:
+    """What every sequence of this model begins with."""
+    bos = None if model.codec is None else model.codec.bos
+    return [] if model.layout == "packed" or bos is None else [bos]

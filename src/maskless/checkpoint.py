@@ -1,0 +1,180 @@
+"""Model folders: config.json, model.safetensors, tokenizer.json; and files that appear whole or not at all.
+
+Nothing in a model folder is code, and nothing in it is executed when it is read.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import load_file, save_file
+from torch import Tensor, nn
+
+from maskless.codec.text import TextCodec
+from maskless.nn.causal import CausalConfig, CausalTransformer
+from maskless.nn.masked import MaskedConfig, MaskedTransformer
+from maskless.nn.partition import PartitionConfig, PartitionTransformer
+from maskless.problems import dense
+
+NETWORKS: dict[str, tuple[type[Any], type[nn.Module]]] = {
+    "partition": (PartitionConfig, PartitionTransformer),
+    "masked": (MaskedConfig, MaskedTransformer),
+    "causal": (CausalConfig, CausalTransformer),
+}
+FILES = ["config.json", "model.safetensors", "tokenizer.json"]
+
+
+class Model(nn.Module):
+    """A network with what is needed to use it: its tokenizer, and how its sequences are laid out."""
+
+    def __init__(self, network: nn.Module, codec: TextCodec | None = None, layout: str = "packed"):
+        super().__init__()
+        self.network = network
+        self.codec = codec
+        self.layout = layout  # "packed" rows start anywhere; "wrapped" and "padded" ones start with BOS
+
+    @property
+    def config(self) -> Any:
+        return self.network.config
+
+    @property
+    def kind(self) -> str:
+        return next(kind for kind, (_, network) in NETWORKS.items() if type(self.network) is network)
+
+    @property
+    def device(self) -> torch.device:
+        return next(self.parameters()).device
+
+    def forward(self, *args: Any, **kwargs: Any) -> Tensor:
+        return self.network(*args, **kwargs)
+
+    def predict(
+        self,
+        tokens: Tensor,
+        positions: Tensor,
+        targets: Tensor,
+        lengths: Tensor | None = None,
+        labels: Tensor | None = None,
+    ) -> Tensor:
+        """Logits at the targets of each row, from its first `lengths` tokens.
+
+        tokens (B, n), positions (B, n), targets (B, k), lengths (B,) -> (B, k, V)
+        For a model with ordered context, the order of a row's tokens is the order in which they became known.
+        """
+        self._check_predict(tokens, positions, targets, lengths)
+        problems = dense(tokens, positions, targets, lengths, labels)
+        if isinstance(self.network, CausalTransformer):
+            self.network.check(problems)
+        return self.network(problems.to(self.device)).unflatten(0, targets.shape)
+
+    def _check_predict(self, tokens: Tensor, positions: Tensor, targets: Tensor, lengths: Tensor | None) -> None:
+        if tokens.shape != positions.shape or tokens.ndim != 2 or targets.ndim != 2 or len(targets) != len(tokens):
+            shapes = [tuple(x.shape) for x in (tokens, positions, targets)]
+            raise ValueError(f"tokens, positions, targets of shapes {shapes}: expected (B, n), (B, n), (B, k)")
+        if lengths is not None and (len(lengths) != len(tokens) or bool((lengths > tokens.shape[1]).any())):
+            raise ValueError(f"lengths {lengths.tolist()} do not fit rows of {tokens.shape[1]} tokens")
+        for name, values, limit in (
+            ("token", tokens, self.config.vocab),
+            ("position", positions, self.config.length),
+            ("target", targets, self.config.length),
+        ):
+            if values.numel() and not 0 <= int(values.min()) <= int(values.max()) < limit:
+                raise ValueError(f"a {name} is {int(values.max())}: expected 0 to {limit - 1}")
+
+    def save_pretrained(self, folder: str | Path) -> None:
+        """Write the model folder; each file appears whole or not at all."""
+        folder = Path(folder)
+        folder.mkdir(parents=True, exist_ok=True)
+        state = {name: value.contiguous() for name, value in self.network.state_dict().items()}
+        write_aside(folder / "model.safetensors", lambda path: save_file(state, path, {"format": "pt"}))
+        if self.codec is not None:
+            self.codec.save(folder)
+        config = {"kind": self.kind, "network": dataclasses.asdict(self.config), "layout": self.layout}
+        write_aside(folder / "config.json", lambda path: path.write_text(json.dumps(config, indent=2) + "\n"))
+
+    @classmethod
+    def from_pretrained(cls, name: str | Path) -> Model:
+        """A model from a model folder, or from a hub id ("owner/name")."""
+        folder = Path(name)
+        if not folder.is_dir():
+            folder = _download(str(name))
+        network, layout = _read_network(folder)
+        codec = TextCodec.load(folder) if (folder / "tokenizer.json").exists() else None
+        return cls(network, codec, layout).eval()
+
+    def push_to_hub(self, repo: str, *, private: bool = False) -> str:
+        """Upload the model folder to the Hugging Face hub; returns its address."""
+        import tempfile
+
+        from huggingface_hub import HfApi
+
+        api = HfApi()
+        address = api.create_repo(repo, private=private, exist_ok=True)
+        with tempfile.TemporaryDirectory() as folder:
+            self.save_pretrained(folder)
+            api.upload_folder(repo_id=repo, folder_path=folder)
+        return str(address)
+
+
+def write_aside(path: Path, write: Callable[[Path], object]) -> None:
+    """Let `write` make a file beside `path`, then rename it into place: a kill or a full disk leaves the old file."""
+    aside = path.with_name(f".{path.name}.{os.getpid()}.part")
+    try:
+        write(aside)
+        os.replace(aside, path)
+    finally:
+        aside.unlink(missing_ok=True)
+
+
+def _read_network(folder: Path) -> tuple[nn.Module, str]:
+    try:
+        config = json.loads((folder / "config.json").read_text())
+        kind, layout = config["kind"], config["layout"]
+        make_config, make_network = NETWORKS[kind]
+        network = make_network(make_config(**config["network"]))
+    except FileNotFoundError:
+        raise ValueError(f"{folder} is not a model folder: it has no config.json") from None
+    except (json.JSONDecodeError, UnicodeDecodeError, KeyError, TypeError) as error:
+        raise ValueError(f"{folder / 'config.json'} is not a maskless config: {error!r}") from None
+    file = folder / "model.safetensors"
+    try:
+        state = load_file(file)
+    except FileNotFoundError:
+        raise ValueError(f"{folder} is not a model folder: it has no model.safetensors") from None
+    except SafetensorError as error:
+        raise ValueError(f"{file} is damaged or not a safetensors file: {error}") from None
+    load_state(network, state, file)
+    return network, layout
+
+
+def load_state(network: nn.Module, state: dict[str, Tensor], source: object) -> None:
+    """Put tensors into a network; one clear line about the first that does not fit."""
+    own = network.state_dict()
+    for name, value in own.items():
+        if name not in state:
+            raise ValueError(f"{source} lacks the tensor {name!r}")
+        if state[name].shape != value.shape:
+            raise ValueError(f"{source}: {name!r} is {tuple(state[name].shape)}, expected {tuple(value.shape)}")
+    if extra := state.keys() - own.keys():
+        raise ValueError(f"{source} holds the unknown tensor {min(extra)!r}")
+    network.load_state_dict(state)
+
+
+def _download(name: str) -> Path:
+    from huggingface_hub import snapshot_download
+    from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalEntryNotFoundError
+
+    try:
+        return Path(snapshot_download(name, allow_patterns=FILES))
+    except HFValidationError:
+        raise ValueError(f"{name!r} is neither a model folder nor a hub id (owner/name)") from None
+    except (HfHubHTTPError, LocalEntryNotFoundError, OSError) as error:
+        reason = str(error).strip().splitlines()[0]
+        raise ValueError(f"{name!r} is no local model, and the hub did not give it: {reason}") from None

@@ -1,0 +1,1 @@
+"""Codecs: what turns text or images into tokens and back."""

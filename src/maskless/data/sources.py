@@ -1,0 +1,349 @@
+"""Documents out of text files, JSON lines, folders and Hugging Face data sets, as a stream in constant memory."""
+
+from __future__ import annotations
+
+import codecs
+import errno
+import importlib
+import json
+import lzma
+import zlib
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any, BinaryIO, NamedTuple
+
+from maskless.data.detokenize import detokenize
+
+BLOCK = 1 << 16  # bytes read at once, and the longest piece of a plain text file
+SHORTEST_PIECE = 1 << 10
+PIECES = 64  # a file is cut into about this many pieces at least, so that even a small one can be split
+
+JSON_SUFFIXES = (".jsonl", ".ndjson", ".json")
+TEXT_SUFFIXES = (".txt", ".text", ".md")
+PACKED_SUFFIXES = (".gz", ".xz", ".zst")
+
+# Copies without loading scripts, which `datasets` no longer runs: repository and revision.
+LM1B = ("dvruette/lm1b", None)
+OPENWEBTEXT = ("Skylion007/openwebtext", "79d93d786212f7344586290adb811d4ae6a1762c")
+OPENWEBTEXT_VALID = 100_000  # the last documents are the validation split, PGM, App. B
+
+
+class Chunk(NamedTuple):
+    """A document or a part of one.
+
+    last: it ends its document.  unit: its running number, which the train/valid split goes by.
+    consumed: bytes of input read so far.  split: the side its data set puts it on, None if that is left open.
+    """
+
+    text: str
+    last: bool
+    unit: int
+    consumed: int = 0
+    split: str | None = None
+
+
+Part = tuple[str, bool, int]  # a chunk before its source has a place among others: text, last, consumed
+
+
+@dataclass(frozen=True)
+class Source:
+    """One file, or one split of a data set: `parts` starts reading it from the beginning."""
+
+    size: int
+    parts: Callable[[], Iterator[Part]]
+    split: str | None = None
+
+
+@dataclass(frozen=True)
+class Corpus:
+    """Sources one after another.  names: what the user gave, without folders.  total: bytes, as they lie on disk."""
+
+    names: tuple[str, ...]
+    sources: tuple[Source, ...]
+
+    @property
+    def total(self) -> int:
+        return sum(source.size for source in self.sources)
+
+    def __iter__(self) -> Iterator[Chunk]:
+        unit = before = 0
+        for source in self.sources:
+            for text, last, consumed in source.parts():
+                yield Chunk(text, last, unit, before + consumed, source.split)
+                unit += 1
+            before += source.size
+
+
+def read(inputs: Sequence[str | Path], *, field: str = "text") -> Corpus:
+    """The documents of files, folders and data sets, which can be gone through any number of times.
+
+    A text file is one document, in pieces cut at line ends; a JSON lines file has a document in `field` of each line;
+    both may be packed (.gz, .xz, .zst).  A folder gives the files under it, sorted, hidden ones left out.
+    lm1b and openwebtext are the paper's data (lm1b:PLACE and openwebtext:PLACE take them from a local folder or another
+    repository); hf:NAME[@CONFIG][:SPLIT] is any other data set, the validation or test split for validation if it has
+    one and no SPLIT is named.
+    """
+    if isinstance(inputs, str | Path):
+        raise ValueError(f"inputs is {str(inputs)!r}: expected a list of files, folders or data sets")
+    if not inputs:
+        raise ValueError("no input: expected files, folders or data sets")
+    names, sources = [], []
+    for given in inputs:
+        name, found = _resolve(given, field)
+        names.append(name)
+        sources += found
+    return Corpus(tuple(names), tuple(sources))
+
+
+def _resolve(given: str | Path, field: str) -> tuple[str, list[Source]]:
+    path = Path(given)
+    if path.is_dir():
+        return path.resolve().name, [_file(p, field) for p in _under(path)]
+    if path.exists():
+        return path.name, [_file(path, field)]
+    name, _, place = str(given).partition(":")
+    if name == "hf" and place:
+        return str(given), list(_any_dataset(place, field))
+    if name in _NAMED:
+        return name, list(_NAMED[name](place, field))
+    raise ValueError(f"{given}: no such file or folder, nor a data set ({', '.join(_NAMED)}, hf:NAME)")
+
+
+def _extra(module: str, what: str) -> Any:
+    try:
+        return importlib.import_module(module)
+    except ImportError as error:
+        raise ValueError(f'{what} needs {module}: pip install "maskless[data]"') from error
+
+
+# Files
+
+
+def _kind(path: Path) -> tuple[str, str]:
+    """What is in a file and how it is packed, by its suffixes: ("a.jsonl.gz") -> (".jsonl", ".gz")"""
+    packed = path.suffix.lower() if path.suffix.lower() in PACKED_SUFFIXES else ""
+    inner = path.with_suffix("") if packed else path
+    return inner.suffix.lower(), packed
+
+
+def _under(folder: Path) -> list[Path]:
+    wanted = JSON_SUFFIXES + TEXT_SUFFIXES
+    visible = (p for p in folder.rglob("*") if not any(part.startswith(".") for part in p.relative_to(folder).parts))
+    files = sorted(p for p in visible if _kind(p)[0] in wanted and p.is_file() and p.stat().st_size > 0)
+    if not files:
+        raise ValueError(f"{folder}: no text in this folder; expected files that end in {', '.join(wanted)}")
+    return files
+
+
+def _file(path: Path, field: str) -> Source:
+    if not path.is_file():
+        raise ValueError(f"{path}: not a file")
+    size = path.stat().st_size
+    if size == 0:
+        raise ValueError(f"{path}: the file is empty")
+    if _kind(path)[0] in JSON_SUFFIXES:
+        return Source(size, partial(_documents, path, field))
+    return Source(size, partial(_pieces, path, min(BLOCK, max(SHORTEST_PIECE, size // PIECES))))
+
+
+def _machines(packed: str) -> tuple[Callable[[], Any], type[Exception]]:
+    """A maker of decompressors, and what they raise when the archive is broken."""
+    if packed == ".gz":
+        return lambda: zlib.decompressobj(wbits=31), zlib.error
+    if packed == ".xz":
+        return lzma.LZMADecompressor, lzma.LZMAError
+    zstandard = _extra("zstandard", "a .zst file")
+    return lambda: zstandard.ZstdDecompressor().decompressobj(), zstandard.ZstdError
+
+
+def _inflate(raw: BinaryIO, fresh: Callable[[], Any]) -> Iterator[bytes]:
+    """The contents of a packed file, which may be several archives end to end."""
+    machine = None
+    while data := raw.read(BLOCK):
+        while data := data if machine else data.lstrip(b"\0"):  # padding between archives
+            machine = machine or fresh()
+            yield machine.decompress(data)
+            data = machine.unused_data if machine.eof else b""
+            machine = None if machine.eof else machine
+    if machine is not None:
+        raise EOFError("it ends too early")
+
+
+def _unpack(path: Path, raw: BinaryIO) -> Iterator[bytes]:
+    packed = _kind(path)[1]
+    if not packed:
+        yield from iter(partial(raw.read, BLOCK), b"")
+        return
+    fresh, broken = _machines(packed)
+    try:
+        yield from _inflate(raw, fresh)
+    except (EOFError, broken) as error:
+        raise ValueError(f"{path}: broken {packed} archive ({error})") from error
+
+
+def _blocks(path: Path) -> Iterator[tuple[bytes, int]]:
+    """Stretches of what is in a file, and how far the reading of the file itself has come."""
+    found = False
+    with path.open("rb") as raw:
+        for block in _unpack(path, raw):
+            if b"\0" in block:
+                raise ValueError(f"{path}: not text, it holds NUL bytes")
+            found = found or bool(block)
+            yield block, raw.tell()
+    if not found:
+        raise ValueError(f"{path}: the file is empty")
+
+
+def _decoded(path: Path) -> Iterator[tuple[str, int]]:
+    decoder = codecs.getincrementaldecoder("utf-8-sig")()
+    try:
+        consumed = 0
+        for block, consumed in _blocks(path):
+            yield decoder.decode(block), consumed
+        yield decoder.decode(b"", final=True), consumed
+    except UnicodeDecodeError as error:
+        raise ValueError(f"{path}: not UTF-8 text ({error.reason})") from error
+
+
+def _cut(text: str, start: int, piece: int) -> int:
+    """Where the piece from `start` ends: behind a line end, in a very long line before a space, 0 if not to be seen."""
+    end = text.rfind("\n", start, start + piece) + 1 or text.find("\n", start + piece, start + 4 * piece) + 1
+    if end or len(text) - start < 4 * piece:
+        return end
+    return max(text.rfind(" ", start + 1, start + 4 * piece), 0) or start + 4 * piece
+
+
+def _pieces(path: Path, piece: int) -> Iterator[Part]:
+    """The one document of a plain text file, in pieces; the newest waits until it is known not to be the last."""
+    rest, ready, consumed = "", "", 0
+    for text, consumed in _decoded(path):
+        rest += text
+        start = 0
+        while len(rest) - start >= piece and (end := _cut(rest, start, piece)):
+            if ready:
+                yield (ready, False, consumed)
+            ready, start = rest[start:end], end
+        rest = rest[start:]
+    if rest and ready:
+        yield (ready, False, consumed)
+    yield (rest or ready, True, consumed)
+
+
+def _lines(path: Path) -> Iterator[tuple[bytes, int]]:
+    begun: list[bytes] = []
+    consumed = 0
+    for block, consumed in _blocks(path):
+        first, *others = block.split(b"\n")
+        begun.append(first)
+        if others:
+            yield b"".join(begun), consumed
+            yield from ((line, consumed) for line in others[:-1])
+            begun = [others[-1]]
+    yield b"".join(begun), consumed
+
+
+def _documents(path: Path, field: str) -> Iterator[Part]:
+    """The documents of a JSON lines file; empty ones are left out."""
+    found = False
+    for number, (line, consumed) in enumerate(_lines(path), start=1):
+        if line.strip() and (text := _document(line, field, f"{path}, line {number}")):
+            found = True
+            yield (text, True, consumed)
+    if not found:
+        raise ValueError(f"{path}: no documents in this file")
+
+
+def _document(line: bytes, field: str, where: str) -> str:
+    try:
+        record = json.loads(line)
+    except ValueError as error:
+        raise ValueError(f"{where}: not JSON, expected one object per line ({error})") from error
+    if not isinstance(record, dict):
+        raise ValueError(f"{where}: a {type(record).__name__}, expected one JSON object per line")
+    if field not in record:
+        raise ValueError(f"{where}: no field {field!r}, it has {', '.join(map(repr, record)) or 'none'}")
+    text = record[field]
+    if not isinstance(text, str):
+        raise ValueError(f"{where}: field {field!r} is a {type(text).__name__}, expected a string")
+    return _well_formed(text) if b"\\u" in line else text
+
+
+def _well_formed(text: str) -> str:
+    """JSON can spell half of a surrogate pair, which no encoding can hold: it becomes U+FFFD."""
+    return text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
+
+
+# Data sets
+
+
+def _load(place: str, revision: str | None, config: str | None, split: str | None) -> Any:
+    """A split of a data set, on disk and memory-mapped; without a split, the names of its splits."""
+    datasets = _extra("datasets", f"the data set {place!r}")
+    try:
+        if split is None:
+            return datasets.get_dataset_split_names(place, config, revision=revision)
+        return datasets.load_dataset(place, config, split=split, revision=revision)
+    except (OSError, ValueError, RuntimeError, datasets.exceptions.DatasetsError) as error:
+        if isinstance(error, OSError) and error.errno == errno.ENOSPC:
+            raise
+        reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
+        raise ValueError(f"cannot load the data set {place!r}: {reason}") from error
+
+
+def _rows(data: Any, size: int, field: str, mend: Callable[[str], str] | None) -> Iterator[Part]:
+    done = 0
+    for batch in data.iter(batch_size=1000):
+        for text in batch[field]:
+            done += 1
+            if text:
+                yield (mend(text) if mend else text, True, size * done // len(data))
+
+
+def _dataset(
+    data: Any, place: str, field: str, split: str | None = None, mend: Callable[[str], str] | None = None
+) -> Source:
+    if field not in data.column_names:
+        raise ValueError(f"the data set {place!r} has no field {field!r}, it has {', '.join(data.column_names)}")
+    if not len(data):
+        raise ValueError(f"the data set {place!r} has no documents in split {data.split}")
+    size = max(1, data.data.nbytes)
+    return Source(size, partial(_rows, data, size, field, mend), split)
+
+
+def _lm1b(given: str, field: str) -> Iterator[Source]:
+    """One Billion Words, detokenised; its test split is the validation split, as in the paper."""
+    place, revision = (given, None) if given else LM1B
+    for name, split in (("train", "train"), ("test", "valid")):
+        yield _dataset(_load(place, revision, None, name), place, field, split, detokenize)
+
+
+def _openwebtext(given: str, field: str) -> Iterator[Source]:
+    """OpenWebText; its last 100,000 documents are the validation split, as in the paper."""
+    place, revision = (given, None) if given else OPENWEBTEXT
+    data = _load(place, revision, None, "train")
+    first = len(data) - OPENWEBTEXT_VALID
+    if first <= 0:
+        raise ValueError(f"{place!r} has {len(data):,} documents: expected more than {OPENWEBTEXT_VALID:,}")
+    yield _dataset(data.select(range(first)), place, field, "train")
+    yield _dataset(data.select(range(first, len(data))), place, field, "valid")
+
+
+def _any_dataset(given: str, field: str) -> Iterator[Source]:
+    name, _, split = given.partition(":")
+    place, _, config = name.partition("@")
+    load = partial(_load, place, None, config or None)
+    if split:
+        yield _dataset(load(split), place, field)
+        return
+    names = load(None)
+    held_out = next((name for name in ("validation", "valid", "test") if name in names), None)
+    if "train" not in names:
+        raise ValueError(f"the data set {place!r} has no split 'train'; add :SPLIT with one of {', '.join(names)}")
+    yield _dataset(load("train"), place, field, "train" if held_out else None)
+    if held_out:
+        yield _dataset(load(held_out), place, field, "valid")
+
+
+_NAMED = {"lm1b": _lm1b, "openwebtext": _openwebtext}

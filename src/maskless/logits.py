@@ -1,0 +1,75 @@
+"""From logits to tokens: filters, exact draws, and random numbers that belong to one row.
+
+Every draw uses a number that depends only on the seed, the row, the position and the purpose. So a sample is the same
+alone or in a batch, on one process or on many.
+
+Shapes: U targets, V vocabulary.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+
+def temper(logits: Tensor, temperature: float) -> Tensor:
+    """Logits at a temperature; 0 leaves only the most likely token.  (U, V) -> (U, V)"""
+    return top_k(logits, 1) if temperature == 0 else logits / temperature
+
+
+def top_k(logits: Tensor, k: int) -> Tensor:
+    """Logits of the k most likely tokens, the others -inf (the first ones win ties).  (U, V) -> (U, V)"""
+    kept = logits.topk(min(k, logits.shape[-1]), dim=-1)
+    return torch.full_like(logits, -torch.inf).scatter(-1, kept.indices, kept.values)
+
+
+def top_p(logits: Tensor, p: float) -> Tensor:
+    """Logits of the smallest set of tokens whose probability passes p (nucleus), the others -inf.  (U, V) -> (U, V)"""
+    values, index = logits.sort(dim=-1, descending=True, stable=True)
+    probability = values.softmax(-1)
+    before = probability.cumsum(-1) - probability  # what the more likely tokens hold already
+    values = values.masked_fill(before >= p, -torch.inf)
+    return torch.empty_like(logits).scatter_(-1, index, values)
+
+
+def draw(logits: Tensor, u: Tensor) -> Tensor:
+    """One exact categorical sample per row, by the inverse of the cumulative sum in float64.  (U, V), (U,) -> (U,)
+
+    u: one uniform draw in [0, 1) per row. A token of probability 0 is never drawn.
+    """
+    wide = torch.float32 if logits.device.type == "mps" else torch.float64
+    cumulative = logits.to(wide).softmax(-1).cumsum(-1)
+    total = cumulative[:, -1:]
+    threshold = (u.to(wide)[:, None] * total).minimum(total.nextafter(torch.zeros_like(total)))
+    return torch.searchsorted(cumulative, threshold, right=True)[:, 0]
+
+
+def uniforms(keys: Tensor, columns: Tensor, purpose: int) -> Tensor:
+    """Uniform draws in [0, 1) with 53 bits that are a function of key, column and purpose.  int64 -> float64
+
+    A counter-based generator: the three numbers go through the mixing function of SplitMix64. keys and columns
+    broadcast against each other.
+    """
+    bits = _mix(_mix(keys.long() * 8 + purpose) + columns.long())
+    return (_shift(bits, 11)).double() * 2.0**-53
+
+
+def row_keys(seed: int, samples: Tensor) -> Tensor:
+    """The keys of the rows of a call: one per seed and sample number.  (B,) -> (B,) int64"""
+    return _shift(_mix(_mix(torch.full_like(samples, seed)) + samples), 4)
+
+
+def _mix(x: Tensor) -> Tensor:
+    x = x + _signed(0x9E3779B97F4A7C15)
+    x = (x ^ _shift(x, 30)) * _signed(0xBF58476D1CE4E5B9)
+    x = (x ^ _shift(x, 27)) * _signed(0x94D049BB133111EB)
+    return x ^ _shift(x, 31)
+
+
+def _shift(x: Tensor, bits: int) -> Tensor:
+    """A logical shift to the right: torch has only signed 64-bit integers."""
+    return (x >> bits) & ((1 << (64 - bits)) - 1)
+
+
+def _signed(constant: int) -> int:
+    return constant - (1 << 64) if constant >= 1 << 63 else constant

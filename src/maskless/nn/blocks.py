@@ -1,0 +1,163 @@
+"""The layers that the networks are made of: norm, modulation, self- and cross-attention blocks, and the output head.
+
+The layout follows the released networks to the last bias, so that their checkpoints load. The modulations (adaLN) are
+learned functions of a condition; for text the condition is one learned constant.
+
+Shapes: T context tokens, U targets, D width, C condition width, V vocabulary, h heads.
+"""
+
+from __future__ import annotations
+
+import math
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from maskless.nn.attention import attention, rotate
+from maskless.problems import Offsets
+
+
+class Norm(nn.Module):
+    """Layer norm in float32 with a weight and no bias."""
+
+    def __init__(self, width: int):
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(width))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return F.layer_norm(x.float(), self.weight.shape, self.weight.float())
+
+
+class Embedding(nn.Module):
+    """Token vectors, initialised as the released networks do (uniform, variance 1/(3D))."""
+
+    def __init__(self, vocab: int, width: int):
+        super().__init__()
+        self.weight = nn.Parameter(torch.empty(vocab, width))
+        nn.init.kaiming_uniform_(self.weight, a=math.sqrt(5))
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        return F.embedding(tokens, self.weight)
+
+
+class ConstantCondition(nn.Module):
+    """The condition of a text network: a small network of the constant time 0, so one learned vector.  -> (1, C)"""
+
+    time: Tensor
+
+    def __init__(self, width: int):
+        super().__init__()
+        self.input = nn.Linear(256, width)
+        self.output = nn.Linear(width, width)
+        self.register_buffer("time", (torch.arange(256) < 128).float()[None], persistent=False)  # cos 0, then sin 0
+
+    def forward(self) -> Tensor:
+        return F.silu(self.output(F.silu(self.input(self.time.to(self.input.weight.dtype)))))
+
+
+class Modulation(nn.Module):
+    """Shifts, scales and gates from a condition; all zero at first.  (1, C) -> n x (1, D)"""
+
+    def __init__(self, condition: int, width: int, parts: int):
+        super().__init__()
+        self.parts = parts
+        self.linear = nn.Linear(condition, parts * width)
+        nn.init.zeros_(self.linear.weight)
+        nn.init.zeros_(self.linear.bias)
+
+    def forward(self, condition: Tensor) -> tuple[Tensor, ...]:
+        return self.linear(condition).chunk(self.parts, -1)
+
+
+class MLP(nn.Module):
+    def __init__(self, width: int):
+        super().__init__()
+        self.up = nn.Linear(width, 4 * width)
+        self.down = nn.Linear(4 * width, width)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.down(F.gelu(self.up(x), approximate="tanh"))
+
+
+class SelfBlock(nn.Module):
+    """Tokens of a segment attend to one another, then an MLP.  (T, D) -> (T, D)
+
+    causal: a token attends only to itself and to those before it in its segment.
+    """
+
+    def __init__(self, width: int, heads: int, condition: int, dropout: float, causal: bool = False):
+        super().__init__()
+        self.heads, self.causal, self.dropout = heads, causal, dropout
+        self.norm1, self.norm2 = Norm(width), Norm(width)
+        self.qkv = nn.Linear(width, 3 * width, bias=False)
+        self.out = nn.Linear(width, width, bias=False)
+        self.mlp = MLP(width)
+        self.modulation = Modulation(condition, width, 6)
+
+    def forward(self, x: Tensor, offsets: Offsets, rope: Tensor, condition: Tensor) -> Tensor:
+        shift1, scale1, gate1, shift2, scale2, gate2 = self.modulation(condition)
+        q, k, v = self.project(modulate(self.norm1(x), shift1, scale1), rope)
+        a = attention(q, k, v, offsets, offsets, causal=self.causal)
+        x = x + gate1 * F.dropout(self.out(a.flatten(1)), self.dropout, self.training)
+        y = self.mlp(modulate(self.norm2(x), shift2, scale2))
+        return x + gate2 * F.dropout(y, self.dropout, self.training)
+
+    def project(self, y: Tensor, rope: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Queries, keys and values, the first two rotated.  (T, D) -> 3 x (T, h, d)"""
+        q, k, v = self.qkv(y).unflatten(1, (3, self.heads, -1)).unbind(1)
+        return rotate(q, rope), rotate(k, rope), v
+
+
+class CrossBlock(nn.Module):
+    """Targets attend to the encoded context of their problem, then an MLP; no attention among targets.
+
+    x (U, D) targets, memory (T, D) raw encoder output -> (U, D)
+    """
+
+    def __init__(self, width: int, heads: int, condition: int, dropout: float):
+        super().__init__()
+        self.heads, self.dropout = heads, dropout
+        self.norm_q, self.norm_kv, self.norm2 = Norm(width), Norm(width), Norm(width)
+        self.q = nn.Linear(width, width, bias=False)
+        self.kv = nn.Linear(width, 2 * width, bias=False)
+        self.out = nn.Linear(width, width, bias=False)
+        self.mlp = MLP(width)
+        self.modulation = Modulation(condition, width, 6)
+
+    def forward(
+        self, x: Tensor, memory: Tensor, ends: tuple[Offsets, Offsets], ropes: tuple[Tensor, Tensor], condition: Tensor
+    ) -> Tensor:
+        """ends, ropes: of the targets and of the context."""
+        shift1, scale1, gate1, shift2, scale2, gate2 = self.modulation(condition)
+        q = self.q(modulate(self.norm_q(x), shift1, scale1)).unflatten(1, (self.heads, -1))
+        k, v = self.kv(self.norm_kv(memory)).unflatten(1, (2, self.heads, -1)).unbind(1)
+        a = attention(rotate(q, ropes[0]), rotate(k, ropes[1]), v, *ends, causal=False)
+        x = x + gate1 * F.dropout(self.out(a.flatten(1)), self.dropout, self.training)
+        y = self.mlp(modulate(self.norm2(x), shift2, scale2))
+        return x + gate2 * F.dropout(y, self.dropout, self.training)
+
+
+class Head(nn.Module):
+    """Logits from hidden states; zero at first, and -inf for ids that are never predicted.  (U, D) -> (U, V)"""
+
+    def __init__(self, width: int, vocab: int, condition: int, never: int | None = None):
+        super().__init__()
+        self.never = never
+        self.norm = Norm(width)
+        self.linear = nn.Linear(width, vocab)
+        nn.init.zeros_(self.linear.weight)
+        nn.init.zeros_(self.linear.bias)
+        self.modulation = Modulation(condition, width, 2)
+
+    def forward(self, x: Tensor, condition: Tensor) -> Tensor:
+        shift, scale = self.modulation(condition)
+        logits: Tensor = self.linear(modulate(self.norm(x), shift, scale))
+        if self.never is None:
+            return logits
+        ids = torch.arange(logits.shape[-1], device=logits.device)
+        return logits.masked_fill(ids == self.never, -torch.inf)
+
+
+def modulate(x: Tensor, shift: Tensor, scale: Tensor) -> Tensor:
+    return x * (1 + scale) + shift

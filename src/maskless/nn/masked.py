@@ -1,0 +1,66 @@
+"""The bidirectional transformer of MDLM, which answers the same problems by processing mask tokens.
+
+It lays each problem out at full length, with a mask id wherever nothing is known, and reads out at the targets. So one
+loss, one sampling loop and one benchmark serve it and the Partition Transformer.
+
+Shapes: S problems, L length, U targets, D width, V vocabulary.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+
+from maskless.nn.attention import rotary_table
+from maskless.nn.blocks import ConstantCondition, Embedding, Head, SelfBlock
+from maskless.problems import Offsets, Problems
+
+
+@dataclass(frozen=True, kw_only=True)
+class MaskedConfig:
+    """Sizes of a masked transformer."""
+
+    vocab: int  # rows of the embedding and of the head, the mask's included
+    mask: int  # the id that stands for an unknown token
+    length: int
+    width: int = 768
+    heads: int = 12
+    layers: int = 12
+    condition: int = 128
+    dropout: float = 0.1
+
+    def __post_init__(self) -> None:
+        if self.width % self.heads or (self.width // self.heads) % 2:
+            raise ValueError(f"width {self.width} does not split into {self.heads} heads of even width")
+        if not 0 <= self.mask < self.vocab:
+            raise ValueError(f"mask id {self.mask} is outside the vocabulary of {self.vocab}")
+
+
+class MaskedTransformer(nn.Module):
+    """Logits at the targets of each problem; every position is processed, known or not."""
+
+    rope: Tensor
+
+    def __init__(self, config: MaskedConfig):
+        super().__init__()
+        self.config = config
+        D, C, heads = config.width, config.condition, config.heads
+        self.embedding = Embedding(config.vocab, D)
+        self.condition = ConstantCondition(C)
+        self.blocks = nn.ModuleList(SelfBlock(D, heads, C, config.dropout) for _ in range(config.layers))
+        self.head = Head(D, config.vocab, C, never=config.mask)
+        self.register_buffer("rope", rotary_table(config.length, D // heads), persistent=False)
+
+    def forward(self, problems: Problems) -> Tensor:
+        """Problems -> (U, V)"""
+        S, L = len(problems), self.config.length
+        condition = self.condition()
+        known = problems.offsets.owner * L + problems.positions
+        tokens = torch.full((S * L,), self.config.mask, device=known.device).index_copy(0, known, problems.tokens)
+        x = self.embedding(tokens)  # (S*L, D)
+        offsets, rope = Offsets.regular(S, L, x.device), self.rope.repeat(S, 1, 1)
+        for block in self.blocks:
+            x = block(x, offsets, rope, condition)
+        return self.head(x[problems.target_offsets.owner * L + problems.targets], condition)

@@ -1,0 +1,185 @@
+"""Objectives: batches of problems with their answers and weights, the loss, and the variational bound.
+
+A task is built on the CPU from tokens and uniform draws, so it is the same on every device, and a process can build
+its own rows of a global batch. What differs between PGM, MDLM and MDLM with complementary masks is only the task and
+the network: complementary MDLM is the masked network on PGM's task.
+
+Shapes: B sequences, L length, U targets, V vocabulary.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from maskless.nn import Network, device_of
+from maskless.nn.causal import CausalTransformer
+from maskless.problems import Offsets, Problems, partition, split
+from maskless.schedule import bounded, released, stratified
+
+
+@dataclass(frozen=True)
+class Task:
+    """Problems with the right answer at each target and its weight in the loss."""
+
+    problems: Problems
+    answers: Tensor  # (U,)
+    weights: Tensor  # (U,) float32
+
+    def to(self, device: torch.device | str) -> Task:
+        answers, weights = (x.to(device, non_blocking=True) for x in (self.answers, self.weights))
+        return Task(self.problems.to(device), answers, weights)
+
+
+def pgm(tokens: Tensor, t: Tensor, u: Tensor, valid: Tensor) -> Task:
+    """Both groups predict each other; a token weighs one over the probability of the group it fell in, halved.
+
+    tokens (B, L); t (B,) and u (B, L) uniform draws in [0, 1); valid (B, L): which tokens count.  PGM, Sec. 3.1
+    (The paper's table of cases swaps the two weights; its prose is right.) The halves average two bounds.
+    """
+    return _two_groups(tokens, bounded(t), u, valid)
+
+
+def pgm_released(tokens: Tensor, t: Tensor, u: Tensor, valid: Tensor) -> Task:
+    """As `pgm`, with the times of the released code: the weight of the first group has no bound as t nears 1."""
+    return _two_groups(tokens, released(t), u, valid)
+
+
+def pgm_exact(tokens: Tensor, t: Tensor, u: Tensor, valid: Tensor) -> Task:
+    """As `pgm`, but the draw decides how large the groups are, and both count the same whatever their sizes.
+
+    The first group is n = floor(t L) tokens, and the mean over each group counts L/2: every sequence weighs exactly L,
+    and the same bound is estimated without the noise of random sizes. With n = 0 the only group counts L.
+    """
+    L = tokens.shape[1]
+    first = (t * L).long()
+    alone = (first == 0).double()
+    w_second = L / (L - first) * (0.5 + 0.5 * alone)
+    w_first = L / (2 * first).clamp_min(1)
+    return _weighed(tokens, u.argsort(1), first, torch.stack([w_second, w_first], 1), valid)
+
+
+def mdlm(tokens: Tensor, t: Tensor, u: Tensor, valid: Tensor) -> Task:
+    """The hidden tokens are predicted from the others with weight 1/t.  MDLM; PGM, Eq. 1"""
+    t = released(t)
+    starts = (u < 1 - t[:, None]).sum(1)
+    problems, index = split(tokens, u.argsort(1), starts, torch.full_like(starts, tokens.shape[1]))
+    weights = (1 / t)[problems.target_offsets.owner] * valid.flatten()[index]
+    return Task(problems, tokens.flatten()[index], weights.float())
+
+
+def causal(tokens: Tensor, t: Tensor, u: Tensor, valid: Tensor) -> Task:
+    """Every token is predicted from those before it, with weight 1."""
+    B, L = tokens.shape
+    places = torch.arange(L).expand(B, L)
+    problems = Problems(
+        tokens=tokens[:, :-1].flatten(),
+        positions=places[:, :-1].flatten(),
+        offsets=Offsets.regular(B, L - 1),
+        targets=places.flatten(),
+        target_offsets=Offsets.regular(B, L),
+    )
+    return Task(problems, tokens.flatten(), valid.flatten().float())
+
+
+Objective = Callable[[Tensor, Tensor, Tensor, Tensor], Task]
+OBJECTIVES: dict[str, Objective] = {
+    "pgm": pgm,
+    "pgm-released": pgm_released,
+    "pgm-exact": pgm_exact,
+    "mdlm": mdlm,
+    "causal": causal,
+}
+
+
+def noise(rows: int, length: int, *, seed: int, step: int) -> tuple[Tensor, Tensor]:
+    """Stratified times and uniform draws for all rows of the global batch of a step.  -> (N,), (N, L) float64
+
+    Every process draws the same and takes its own rows, so the loss does not depend on how many processes there are.
+    """
+    generator = torch.Generator().manual_seed((seed * 1_000_003 + step) % (1 << 63))
+    return stratified(rows, generator=generator), torch.rand(rows, length, generator=generator, dtype=torch.float64)
+
+
+def loss(network: Network, task: Task) -> Tensor:
+    """The weighted sum of negative log-probabilities of the answers, in float32."""
+    return (task.weights * negative_log_likelihood(network(task.problems), task.answers)).sum()
+
+
+def negative_log_likelihood(logits: Tensor, answers: Tensor) -> Tensor:
+    """In float32, whatever the network computed in.  (U, V), (U,) -> (U,)"""
+    return F.cross_entropy(logits.float(), answers, reduction="none")
+
+
+@torch.no_grad()
+def bound(network: Network, tokens: Tensor, known: Tensor | None = None, *, samples: int = 8, seed: int = 0) -> Tensor:
+    """A variational bound on -log p(unknown tokens | known tokens) of each sequence, in nats.  (B, L) -> (B,) float64
+
+    The bound is the sum over n of the mean cost of the hidden tokens when n of the m unknown ones are shown. Each of
+    the `samples` shows a random n (stratified over 0 to m-1) and lets both groups predict each other, which counts n
+    and m-n at once; a model that gives every token the same cost has no variance at all. A causal network is exact.
+    """
+    if known is None:
+        known = torch.zeros_like(tokens, dtype=torch.bool)
+    if isinstance(network, CausalTransformer):
+        return _causal_cost(network, tokens, known)
+    generator = torch.Generator().manual_seed(seed)
+    given, m = known.sum(1), (~known).sum(1)
+    total = torch.zeros(len(tokens), dtype=torch.float64)
+    shift = torch.rand(len(tokens), generator=generator, dtype=torch.float64)
+    for sample in range(samples):
+        n = (m * (sample + shift) / samples).long()  # shown to the first problem: 0 .. m-1
+        order = (torch.rand(tokens.shape, generator=generator) + (~known).float()).argsort(1)
+        for part, context, targets in ((order, n, m - n), (_swapped(order, given, n, m), m - n, n)):
+            problems, index = split(tokens, part, given + context, given + context + targets)
+            cost = _answer(network, problems, tokens.flatten()[index])
+            mean = torch.zeros_like(total).index_add(0, problems.target_offsets.owner, cost) / targets.clamp_min(1)
+            total += m * mean / torch.where(n == 0, 1, 2)
+    return total / samples
+
+
+@torch.no_grad()
+def paper_bound(network: Network, tokens: Tensor, *, seed: int = 0) -> Tensor:
+    """The paper's estimator: one time per sequence (stratified over rows), second group only, weight 1/t.  -> (B,)"""
+    if isinstance(network, CausalTransformer):
+        return _causal_cost(network, tokens, torch.zeros_like(tokens, dtype=torch.bool))
+    t, u = noise(*tokens.shape, seed=seed, step=0)
+    task = mdlm(tokens, t, u, torch.ones_like(tokens, dtype=torch.bool))
+    cost = _answer(network, task.problems, task.answers) * task.weights.double()
+    return torch.zeros(len(tokens), dtype=torch.float64).index_add(0, task.problems.target_offsets.owner, cost)
+
+
+def _two_groups(tokens: Tensor, t: Tensor, u: Tensor, valid: Tensor) -> Task:
+    first = (u < 1 - t[:, None]).sum(1)  # each token falls in the first group with probability alpha = 1 - t
+    return _weighed(tokens, u.argsort(1), first, torch.stack([0.5 / t, 0.5 / (1 - t)], 1), valid)
+
+
+def _weighed(tokens: Tensor, order: Tensor, first: Tensor, weights: Tensor, valid: Tensor) -> Task:
+    """The partition's problems; weights (B, 2): of the targets of a row's two problems (second group, first group)."""
+    problems, index = partition(tokens, order, first)
+    each = weights.flatten()[problems.target_offsets.owner] * valid.flatten()[index]
+    return Task(problems, tokens.flatten()[index], each.float())
+
+
+def _swapped(order: Tensor, given: Tensor, n: Tensor, m: Tensor) -> Tensor:
+    """The order with the first n unknown positions moved behind the other m-n.  (B, L) -> (B, L)"""
+    column = torch.arange(order.shape[1]) - given[:, None]
+    cycled = (column + n[:, None]) % m[:, None].clamp_min(1)
+    return order.gather(1, torch.where(column < 0, column, cycled) + given[:, None])
+
+
+def _answer(network: Network, problems: Problems, answers: Tensor) -> Tensor:
+    """The cost of each answer, in float64 on the CPU.  -> (U,)"""
+    device = device_of(network)
+    logits = network(problems.to(device))
+    return negative_log_likelihood(logits, answers.to(device)).double().cpu()
+
+
+def _causal_cost(network: Network, tokens: Tensor, known: Tensor) -> Tensor:
+    task = causal(tokens, tokens, tokens, ~known)
+    cost = _answer(network, task.problems, task.answers) * task.weights.double()
+    return cost.view(tokens.shape).sum(1)

@@ -1,0 +1,168 @@
+"""Prediction problems: some tokens at some positions (the context), and other positions to predict (the targets).
+
+Sampling one step of B sequences is B problems; training on B partitioned sequences is 2B problems, because each group
+of a partition predicts the other. Problems are packed end to end, so a network never sees a group, a mask or a flag,
+and nothing can leak between groups: they are in different problems.
+
+Shapes: B sequences, L length, S problems, T context tokens in all, U targets in all, K steps.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from functools import cached_property
+
+import torch
+from torch import Tensor
+
+
+@dataclass(frozen=True)
+class Offsets:
+    """Where each of S segments begins and ends in a packed array.
+
+    `total` elements in all, and no segment longer than `longest`: plain numbers, so that nothing need wait for the
+    device. `equal` says that every segment has exactly the longest length.
+    """
+
+    bounds: Tensor  # (S+1,) int32
+    total: int
+    longest: int
+    equal: bool = False
+
+    @staticmethod
+    def from_lengths(lengths: Tensor) -> Offsets:
+        """Offsets of segments with these lengths.  (S,) -> Offsets"""
+        longest = int(lengths.max()) if len(lengths) else 0
+        bounds = torch.zeros(len(lengths) + 1, dtype=torch.int32, device=lengths.device)
+        bounds[1:] = lengths.cumsum(0)
+        return Offsets(bounds, int(bounds[-1]), longest, bool((lengths == longest).all()))
+
+    @staticmethod
+    def regular(segments: int, length: int, device: torch.device | None = None) -> Offsets:
+        """Offsets of segments that all have one length."""
+        bounds = torch.arange(segments + 1, dtype=torch.int32, device=device) * length
+        return Offsets(bounds, segments * length, length, equal=True)
+
+    def __len__(self) -> int:
+        return len(self.bounds) - 1
+
+    @property
+    def lengths(self) -> Tensor:
+        return self.bounds.diff().long()
+
+    @cached_property
+    def owner(self) -> Tensor:
+        """Which segment each packed element belongs to.  (total,)"""
+        segments = torch.arange(len(self), device=self.bounds.device)
+        return torch.repeat_interleave(segments, self.lengths, output_size=self.total)
+
+    @cached_property
+    def within(self) -> Tensor:
+        """Where each packed element stands in its segment.  (total,)"""
+        return torch.arange(self.total, device=self.bounds.device) - self.bounds[:-1].long()[self.owner]
+
+    @cached_property
+    def slots(self) -> Tensor:
+        """Where each packed element stands in the padded array of shape (S, longest), flattened.  (total,)"""
+        return self.owner * self.longest + self.within
+
+    @cached_property
+    def real(self) -> Tensor:
+        """Which slots of the padded array hold an element.  (S, longest) bool"""
+        return torch.arange(self.longest, device=self.bounds.device) < self.lengths[:, None]
+
+    def to(self, device: torch.device | str) -> Offsets:
+        return replace(self, bounds=self.bounds.to(device, non_blocking=True))
+
+
+@dataclass(frozen=True)
+class Problems:
+    """S prediction problems, packed. The order of a problem's context is the order in which its tokens became known."""
+
+    tokens: Tensor  # (T,) context tokens, problem after problem
+    positions: Tensor  # (T,) where each stands in its sequence
+    offsets: Offsets  # of the S contexts
+    targets: Tensor  # (U,) positions to predict
+    target_offsets: Offsets  # of the S target lists
+    labels: Tensor | None = None  # (S,) class labels
+
+    def __len__(self) -> int:
+        return len(self.offsets)
+
+    def to(self, device: torch.device | str) -> Problems:
+        """The same problems on another device."""
+        moved = {name: getattr(self, name).to(device, non_blocking=True) for name in ("tokens", "positions", "targets")}
+        labels = None if self.labels is None else self.labels.to(device, non_blocking=True)
+        ends = {name: getattr(self, name).to(device) for name in ("offsets", "target_offsets")}
+        return Problems(**moved, **ends, labels=labels)
+
+
+def partition(tokens: Tensor, order: Tensor, sizes: Tensor, labels: Tensor | None = None) -> tuple[Problems, Tensor]:
+    """The 2B problems of a batch split in two groups, and the index of every target in the flat batch.
+
+    Problem 2b has the first `sizes[b]` positions of `order[b]` as its context and predicts the others; problem 2b+1
+    is the reverse. T = U = B*L whatever the split, so shapes are static.  PGM, Sec. 3.1
+
+    tokens (B, L), order (B, L) a permutation per row, sizes (B,) -> Problems, (B*L,)
+    """
+    B, L = tokens.shape
+    row = torch.arange(B, device=tokens.device)[:, None] * L
+    rolled = (torch.arange(L, device=tokens.device) + sizes[:, None]) % L
+    context, targets = order, order.gather(1, rolled)  # second group first: what the first context predicts
+    first, second = sizes, L - sizes
+    lengths = torch.stack([first, second], 1).flatten()
+    target_lengths = torch.stack([second, first], 1).flatten()
+    problems = Problems(
+        tokens=tokens.gather(1, context).flatten(),
+        positions=context.flatten(),
+        offsets=replace(Offsets.from_lengths(lengths), longest=L, equal=False),  # a constant bound: static shapes
+        targets=targets.flatten(),
+        target_offsets=replace(Offsets.from_lengths(target_lengths), longest=L, equal=False),
+        labels=None if labels is None else labels.repeat_interleave(2),
+    )
+    return problems, (row + targets).flatten()
+
+
+def split(tokens: Tensor, order: Tensor, starts: Tensor, ends: Tensor) -> tuple[Problems, Tensor]:
+    """B problems: row b knows the first `starts[b]` positions of its order and predicts the next, up to `ends[b]`.
+
+    This is one step of sampling (the state in order of becoming known), and also the single problem of a masked
+    sequence (`ends` = L).  tokens (B, L), order (B, N), starts (B,), ends (B,) -> Problems, (U,) flat indices
+    """
+    L = tokens.shape[1]
+    offsets, target_offsets = Offsets.from_lengths(starts), Offsets.from_lengths(ends - starts)
+    positions = order[offsets.owner, offsets.within]
+    targets = order[target_offsets.owner, starts[target_offsets.owner] + target_offsets.within]
+    problems = Problems(
+        tokens=tokens[offsets.owner, positions],
+        positions=positions,
+        offsets=offsets,
+        targets=targets,
+        target_offsets=target_offsets,
+    )
+    return problems, target_offsets.owner * L + targets
+
+
+def dense(
+    tokens: Tensor, positions: Tensor, targets: Tensor, lengths: Tensor | None = None, labels: Tensor | None = None
+) -> Problems:
+    """Problems from padded rows: row b knows its first `lengths[b]` tokens (all, by default).
+
+    tokens (B, n), positions (B, n), targets (B, k), lengths (B,) -> Problems
+    """
+    B, n = tokens.shape
+    if lengths is None:
+        offsets = Offsets.regular(B, n, tokens.device)
+        tokens, positions = tokens.flatten(), positions.flatten()
+    else:
+        offsets = Offsets.from_lengths(lengths)
+        real = torch.arange(n, device=tokens.device) < lengths[:, None]
+        tokens, positions = tokens[real], positions[real]
+    return Problems(
+        tokens=tokens,
+        positions=positions,
+        offsets=offsets,
+        targets=targets.flatten(),
+        target_offsets=Offsets.regular(B, targets.shape[1], targets.device),
+        labels=labels,
+    )
