@@ -88,11 +88,12 @@ class Model(nn.Module):
             if values.numel() and not 0 <= int(values.min()) <= int(values.max()) < limit:
                 raise ValueError(f"a {name} is {int(values.max())}: expected 0 to {limit - 1}")
 
-    def save_pretrained(self, folder: str | Path) -> None:
-        """Write the model folder; each file appears whole or not at all."""
+    def save_pretrained(self, folder: str | Path, weights: dict[str, Tensor] | None = None) -> None:
+        """Write the model folder; each file appears whole or not at all. weights: in place of the network's own."""
         folder = Path(folder)
         folder.mkdir(parents=True, exist_ok=True)
-        state = {name: value.contiguous() for name, value in self.network.state_dict().items()}
+        weights = self.network.state_dict() if weights is None else weights
+        state = {name: value.contiguous() for name, value in weights.items()}
         write_aside(folder / "model.safetensors", lambda path: save_file(state, path, {"format": "pt"}))
         if self.codec is not None:
             self.codec.save(folder)

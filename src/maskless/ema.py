@@ -24,6 +24,19 @@ class EMA:
         decay = min(self.decay, (1 + self.updates) / (10 + self.updates))
         torch._foreach_lerp_(self.averages, [p.detach() for p in parameters], 1 - decay)
 
+    @torch.no_grad()
+    def restore(self, averages: list[Tensor], updates: int) -> None:
+        """Go on from saved averages, given whole even where the parameters are sharded."""
+        for own, saved in zip(self.averages, averages, strict=True):
+            if hasattr(own, "device_mesh"):
+                from torch.distributed.tensor import distribute_tensor
+
+                placed = distribute_tensor(saved.to(own.device), own.device_mesh, own.placements)  # type: ignore[attr-defined]
+                own.copy_(placed)
+            else:
+                own.copy_(saved)
+        self.updates = updates
+
     @contextmanager
     def swapped_into(self, parameters: Iterable[Tensor]) -> Iterator[None]:
         """The averages stand in the parameters for the time of a with-block."""

@@ -30,9 +30,9 @@ class Task:
     answers: Tensor  # (U,)
     weights: Tensor  # (U,) float32
 
-    def to(self, device: torch.device | str) -> Task:
-        answers, weights = (x.to(device, non_blocking=True) for x in (self.answers, self.weights))
-        return Task(self.problems.to(device), answers, weights)
+    def map(self, change: Callable[[Tensor], Tensor]) -> Task:
+        """The same task with every tensor changed: moved, pinned."""
+        return Task(self.problems.map(change), change(self.answers), change(self.weights))
 
 
 def pgm(tokens: Tensor, t: Tensor, u: Tensor, valid: Tensor) -> Task:
@@ -116,17 +116,26 @@ def negative_log_likelihood(logits: Tensor, answers: Tensor) -> Tensor:
 
 
 @torch.no_grad()
-def bound(network: Network, tokens: Tensor, known: Tensor | None = None, *, samples: int = 8, seed: int = 0) -> Tensor:
+def bound(
+    network: Network,
+    tokens: Tensor,
+    known: Tensor | None = None,
+    *,
+    counted: Tensor | None = None,
+    samples: int = 8,
+    seed: int = 0,
+) -> Tensor:
     """A variational bound on -log p(unknown tokens | known tokens) of each sequence, in nats.  (B, L) -> (B,) float64
 
     The bound is the sum over n of the mean cost of the hidden tokens when n of the m unknown ones are shown. Each of
     the `samples` shows a random n (stratified over 0 to m-1) and lets both groups predict each other, which counts n
     and m-n at once; a model that gives every token the same cost has no variance at all. A causal network is exact.
+    counted (B, L): which tokens' costs count (all but padding, say).
     """
-    if known is None:
-        known = torch.zeros_like(tokens, dtype=torch.bool)
+    known = torch.zeros_like(tokens, dtype=torch.bool) if known is None else known
+    counted = ~known if counted is None else counted & ~known
     if isinstance(network, CausalTransformer):
-        return _causal_cost(network, tokens, known)
+        return _causal_cost(network, tokens, counted)
     generator = torch.Generator().manual_seed(seed)
     given, m = known.sum(1), (~known).sum(1)
     total = torch.zeros(len(tokens), dtype=torch.float64)
@@ -136,19 +145,20 @@ def bound(network: Network, tokens: Tensor, known: Tensor | None = None, *, samp
         order = (torch.rand(tokens.shape, generator=generator) + (~known).float()).argsort(1)
         for part, context, targets in ((order, n, m - n), (_swapped(order, given, n, m), m - n, n)):
             problems, index = split(tokens, part, given + context, given + context + targets)
-            cost = _answer(network, problems, tokens.flatten()[index])
+            cost = _answer(network, problems, tokens.flatten()[index]) * counted.flatten()[index]
             mean = torch.zeros_like(total).index_add(0, problems.target_offsets.owner, cost) / targets.clamp_min(1)
             total += m * mean / torch.where(n == 0, 1, 2)
     return total / samples
 
 
 @torch.no_grad()
-def paper_bound(network: Network, tokens: Tensor, *, seed: int = 0) -> Tensor:
+def paper_bound(network: Network, tokens: Tensor, *, counted: Tensor | None = None, seed: int = 0) -> Tensor:
     """The paper's estimator: one time per sequence (stratified over rows), second group only, weight 1/t.  -> (B,)"""
+    counted = torch.ones_like(tokens, dtype=torch.bool) if counted is None else counted
     if isinstance(network, CausalTransformer):
-        return _causal_cost(network, tokens, torch.zeros_like(tokens, dtype=torch.bool))
+        return _causal_cost(network, tokens, counted)
     t, u = noise(*tokens.shape, seed=seed, step=0)
-    task = mdlm(tokens, t, u, torch.ones_like(tokens, dtype=torch.bool))
+    task = mdlm(tokens, t, u, counted)
     cost = _answer(network, task.problems, task.answers) * task.weights.double()
     return torch.zeros(len(tokens), dtype=torch.float64).index_add(0, task.problems.target_offsets.owner, cost)
 
@@ -179,7 +189,7 @@ def _answer(network: Network, problems: Problems, answers: Tensor) -> Tensor:
     return negative_log_likelihood(logits, answers.to(device)).double().cpu()
 
 
-def _causal_cost(network: Network, tokens: Tensor, known: Tensor) -> Tensor:
-    task = causal(tokens, tokens, tokens, ~known)
+def _causal_cost(network: Network, tokens: Tensor, counted: Tensor) -> Tensor:
+    task = causal(tokens, tokens, tokens, counted)
     cost = _answer(network, task.problems, task.answers) * task.weights.double()
     return cost.view(tokens.shape).sum(1)

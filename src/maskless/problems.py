@@ -9,6 +9,7 @@ Shapes: B sequences, L length, S problems, T context tokens in all, U targets in
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import cached_property
 
@@ -71,8 +72,8 @@ class Offsets:
         """Which slots of the padded array hold an element.  (S, longest) bool"""
         return torch.arange(self.longest, device=self.bounds.device) < self.lengths[:, None]
 
-    def to(self, device: torch.device | str) -> Offsets:
-        return replace(self, bounds=self.bounds.to(device, non_blocking=True))
+    def map(self, change: Callable[[Tensor], Tensor]) -> Offsets:
+        return replace(self, bounds=change(self.bounds))
 
 
 @dataclass(frozen=True)
@@ -89,12 +90,20 @@ class Problems:
     def __len__(self) -> int:
         return len(self.offsets)
 
+    def map(self, change: Callable[[Tensor], Tensor]) -> Problems:
+        """The same problems with every tensor changed: moved, pinned."""
+        return Problems(
+            tokens=change(self.tokens),
+            positions=change(self.positions),
+            offsets=self.offsets.map(change),
+            targets=change(self.targets),
+            target_offsets=self.target_offsets.map(change),
+            labels=None if self.labels is None else change(self.labels),
+        )
+
     def to(self, device: torch.device | str) -> Problems:
         """The same problems on another device."""
-        moved = {name: getattr(self, name).to(device, non_blocking=True) for name in ("tokens", "positions", "targets")}
-        labels = None if self.labels is None else self.labels.to(device, non_blocking=True)
-        ends = {name: getattr(self, name).to(device) for name in ("offsets", "target_offsets")}
-        return Problems(**moved, **ends, labels=labels)
+        return self.map(lambda x: x.to(device, non_blocking=True))
 
 
 def partition(tokens: Tensor, order: Tensor, sizes: Tensor, labels: Tensor | None = None) -> tuple[Problems, Tensor]:

@@ -7,6 +7,7 @@ import re
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers, trainers
 
@@ -58,6 +59,10 @@ class TextCodec:
         ids = (self.tokenizer.token_to_id(content) for content in contents)
         return next((i for i in ids if i is not None), None)
 
+    def __reduce__(self) -> tuple[Any, ...]:
+        # A pickled Tokenizer forgets `encode_special_tokens`.
+        return _from_text, (self.tokenizer.to_str(),)
+
     @property
     def byte_level(self) -> bool:
         return isinstance(self.tokenizer.decoder, decoders.ByteLevel)
@@ -103,9 +108,13 @@ class TextCodec:
         if path.suffix == ".txt":
             return cls(_wordpiece(path))
         try:
-            return cls(Tokenizer.from_str(path.read_text(encoding="utf-8")))
+            return _from_text(path.read_text(encoding="utf-8"))
         except Exception as error:  # tokenizers raises bare Exception
             raise ValueError(f"{path}: not a tokenizer.json ({_first_line(error)})") from error
+
+
+def _from_text(text: str) -> TextCodec:
+    return TextCodec(Tokenizer.from_str(text))
 
 
 def _inside(folder: Path) -> Path:

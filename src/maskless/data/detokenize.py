@@ -8,19 +8,19 @@ import re
 _RULES: list[tuple[re.Pattern[str], str]] = [
     (re.compile(r"\b(https?|ftp) : / / "), r"\1://"),
     (re.compile(r" @([-,./:])@ "), r"\1"),  # "well @-@ known", the mark of a split inside a word
-    (re.compile(r" n ?['’]t\b"), r"n't"),  # "do n't"
-    (re.compile(r"(?<=\w) (['’](?:s|t|m|d|re|ve|ll|em)\b)", re.IGNORECASE), r"\1"),  # "it 's", "don 't"
+    (re.compile(r" n ?['\u2019]t\b"), r"n't"),  # "do n't"
+    (re.compile(r"(?<=\w) (['\u2019](?:s|t|m|d|re|ve|ll)\b)", re.IGNORECASE), r"\1"),  # "it 's", "don 't"
     (re.compile(r'(?<!\S)" ([^"]*?) "(?!\S)'), r'"\1"'),
     (re.compile(r"(?<!\S)' ([^']*?) '(?!\S)"), r"'\1'"),
-    (re.compile(r"(?<!\S)([“‘]) "), r"\1"),
-    (re.compile(r" ([”])(?!\S)"), r"\1"),
+    (re.compile(r"(?<!\S)([\u201c\u2018]) "), r"\1"),
+    (re.compile(r" (\u201d)(?!\S)"), r"\1"),
     (re.compile(r"\( ([^()]*?) \)"), r"(\1)"),
     (re.compile(r"\[ ([^][]*?) \]"), r"[\1]"),
     (re.compile(r"(?<=\w) / (?=\w)"), "/"),
     (re.compile(r"([$£€]) (?=\d)"), r"\1"),
     (re.compile(r"(?<=\d) %"), "%"),
     (re.compile(r" ([,.;:?!]+)(?!\S)"), r"\1"),
-    (re.compile(r" ([,.;:?!]+)(?=[\"')\]”])"), r"\1"),
+    (re.compile(r" ([,.;:?!]+)(?=[\"')\]\u201d])"), r"\1"),
 ]
 
 

@@ -1,36 +1,43 @@
-"""Text to a folder of token rows, ready to train on: encoded once, split, laid out and written in constant memory."""
+"""Text to a folder of token rows, ready to train on: encoded, split and laid out, in constant memory."""
 
 from __future__ import annotations
 
 import hashlib
+import os
 import shutil
 import uuid
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import ExitStack
 from fractions import Fraction
 from pathlib import Path
-from types import TracebackType
 from typing import ClassVar, Protocol
 
 import numpy as np
 
 from maskless.codec.text import TextCodec, train_bpe
 from maskless.data.sources import Chunk, Corpus, read
-from maskless.data.tokens import DTYPES, SPLITS, Prepared, SplitIndex, bin_path, open_tokens, write_index
+from maskless.data.tokens import DTYPES, SPLITS, Prepared, SplitIndex, bin_path, read_index, write_index
 
 BPE_CHARACTERS = 100_000_000  # as much text as a vocabulary is learnt from
-BATCH_CHARACTERS = 1 << 21  # encoded at once
-FLUSH_TOKENS = 1 << 20  # held back before they go to disk
+BATCH_CHARACTERS = 1 << 21  # encoded, and then written, at once
+BATCH_CHUNKS = 1 << 13
 
 Progress = Callable[[int, int, int], None]  # bytes read, bytes to read, tokens so far
 
 
+# The split
+
+
 def in_valid(unit: int, valid: Fraction) -> bool:
-    """Whether a unit is held out: one of every 1/valid consecutive ones, which one by a hash; early if they are few."""
-    stratum = unit * valid.numerator // valid.denominator
-    first, end = (-(-s * valid.denominator // valid.numerator) for s in (stratum, stratum + 1))
-    if stratum == 0:
+    """Whether a unit is held out: one of every 1/valid in a row, which one by a hash.
+
+    Of the first stretch it is always the second unit, so that an input of two already has something held out.
+    """
+    stretch = unit * valid.numerator // valid.denominator
+    first, end = (-(-s * valid.denominator // valid.numerator) for s in (stretch, stretch + 1))
+    if stretch == 0:
         return unit == min(1, end - 1)
-    digest = hashlib.blake2b(str(stratum).encode(), digest_size=8).digest()
+    digest = hashlib.blake2b(str(stretch).encode(), digest_size=8).digest()
     return unit == first + int.from_bytes(digest, "big") % (end - first)
 
 
@@ -42,35 +49,31 @@ def _side(chunk: Chunk, valid: Fraction) -> str:
 
 
 class Rows(Protocol):
-    """Rows of one split on their way to disk."""
+    """The rows of one split before they go to disk."""
 
     whole: ClassVar[bool]  # a document stays on one side of the split
-    rows: int
-    tokens: int
-    bytes: int
 
-    def __init__(self, codec: TextCodec, length: int) -> None: ...
-    def add(self, ids: Sequence[int], text: str) -> None: ...
-    def end(self) -> None: ...
-    def take(self, *, final: bool) -> np.ndarray: ...
+    def add(self, ids: Sequence[int], text: str) -> None: ...  # the next part of a document
+    def end(self) -> None: ...  # the document ends
+    def take(self) -> np.ndarray: ...  # all rows that are complete, (n, L)
+    def index(self) -> SplitIndex: ...  # what was taken in all
 
 
-def _need(codec: TextCodec, layout: str, *names: str) -> list[int]:
-    ids = [getattr(codec, name) for name in names]
-    if None in ids:
-        missing = names[ids.index(None)]
-        raise ValueError(f"the {layout} layout needs a {missing} token, and the tokenizer has none")
-    return ids
+def _special(codec: TextCodec, layout: str, name: str) -> int:
+    token: int | None = getattr(codec, name)
+    if token is None:
+        raise ValueError(f"the {layout} layout needs a {name} token, and this tokenizer has none")
+    return token
 
 
 class Packed:
-    """Documents, each followed by eos, end to end; what is left at the end is dropped."""
+    """Documents, each followed by eos, end to end; what does not fill a row at the end is dropped."""
 
     whole: ClassVar[bool] = False
 
     def __init__(self, codec: TextCodec, length: int) -> None:
         self.codec, self.width = codec, length
-        (self.eos,) = _need(codec, "packed", "eos")
+        self.eos = _special(codec, "packed", "eos")
         self.waiting: list[int] = []
         self.rows = self.tokens = self.bytes = 0
 
@@ -84,61 +87,227 @@ class Packed:
     def frame(self, body: np.ndarray) -> np.ndarray:
         return body
 
-    def take(self, *, final: bool) -> np.ndarray:
-        """All whole rows there are.  (n, L)"""
+    def take(self) -> np.ndarray:
         count = len(self.waiting) // self.width
         used = count * self.width
         rows = self.frame(np.array(self.waiting[:used], dtype=np.int64).reshape(count, self.width))
         self.waiting = self.waiting[used:]
         self.rows += count
         self.tokens += rows.size
-        if final:
-            self.bytes -= min(self.bytes, len(self.codec.decode(self.waiting).encode()))
         return rows
+
+    def index(self) -> SplitIndex:
+        if not self.rows:
+            raise ValueError(f"{len(self.waiting):,} tokens, and a row needs {self.width:,}")
+        dropped = len(self.codec.decode(self.waiting).encode())
+        return SplitIndex(rows=self.rows, tokens=self.tokens, bytes=max(self.bytes - dropped, 0))
 
 
 class Wrapped(Packed):
-    """Packed rows between bos and eos, as the paper's OpenWebText."""
+    """Packed tokens between bos and eos in each row, as the paper's OpenWebText."""
 
     def __init__(self, codec: TextCodec, length: int) -> None:
         super().__init__(codec, length - 2)
-        self.bos, self.eos = _need(codec, "wrapped", "bos", "eos")
+        self.bos = _special(codec, "wrapped", "bos")
 
     def frame(self, body: np.ndarray) -> np.ndarray:
         return np.pad(body, ((0, 0), (1, 1)), constant_values=((0, 0), (self.bos, self.eos)))
 
 
 class Padded:
-    """A document a row, bos and eos around it, cut or filled up with pad, as the paper's LM1B."""
+    """A document in each row, between bos and eos, cut or filled up with pad, as the paper's LM1B."""
 
     whole: ClassVar[bool] = True
 
     def __init__(self, codec: TextCodec, length: int) -> None:
         self.codec, self.length = codec, length
-        self.bos, self.eos, self.pad = _need(codec, "padded", "bos", "eos", "pad")
+        self.bos, self.eos, self.pad = (_special(codec, "padded", name) for name in ("bos", "eos", "pad"))
         self.document: list[int] = []
-        self.written = 0
+        self.document_bytes = 0
         self.waiting: list[list[int]] = []
         self.rows = self.tokens = self.bytes = 0
 
     def add(self, ids: Sequence[int], text: str) -> None:
-        self.document += ids
-        self.written += len(text.encode())
+        self.document += ids[: max(self.length - len(self.document), 0)]  # more than fits tells that it was cut
+        self.document_bytes += len(text.encode())
 
     def end(self) -> None:
         kept = self.document[: self.length - 2]
         cut = len(kept) < len(self.document)
-        self.bytes += len(self.codec.decode(kept).encode()) if cut else self.written
+        self.bytes += len(self.codec.decode(kept).encode()) if cut else self.document_bytes
         self.tokens += len(kept) + 2
         self.waiting.append([self.bos, *kept, self.eos] + [self.pad] * (self.length - 2 - len(kept)))
-        self.document, self.written = [], 0
+        self.document, self.document_bytes = [], 0
 
-    def take(self, *, final: bool) -> np.ndarray:
-        """All rows there are.  (n, L)"""
+    def take(self) -> np.ndarray:
         rows = np.array(self.waiting, dtype=np.int64).reshape(-1, self.length)
         self.waiting = []
         self.rows += len(rows)
         return rows
 
+    def index(self) -> SplitIndex:
+        if not self.rows:
+            raise ValueError("no documents, and each row needs one")
+        return SplitIndex(rows=self.rows, tokens=self.tokens, bytes=self.bytes)
 
-LAYOUTS: dict[str, type[Rows]] = {"packed": Packed, "wrapped": Wrapped, "padded": Padded}
+
+LAYOUTS: dict[str, Callable[[TextCodec, int], Rows]] = {"packed": Packed, "wrapped": Wrapped, "padded": Padded}
+
+
+# The work
+
+
+def _batches(chunks: Iterable[Chunk]) -> Iterator[list[Chunk]]:
+    batch: list[Chunk] = []
+    characters = 0
+    for chunk in chunks:
+        batch.append(chunk)
+        characters += len(chunk.text)
+        if characters >= BATCH_CHARACTERS or len(batch) >= BATCH_CHUNKS:
+            yield batch
+            batch, characters = [], 0
+    if batch:
+        yield batch
+
+
+def _training_text(corpus: Corpus, valid: Fraction, report: Callable[[int], None]) -> Iterator[str]:
+    """Text of the train split, at most about BPE_CHARACTERS, taken evenly from all of the input."""
+    taken = 0
+    for batch in _batches(corpus):
+        for chunk in batch:
+            due = BPE_CHARACTERS * chunk.consumed / corpus.total
+            if taken <= due and _side(chunk, valid) == "train":
+                taken += len(chunk.text)
+                yield chunk.text
+        report(batch[-1].consumed)
+
+
+def _write(
+    corpus: Corpus,
+    codec: TextCodec,
+    splits: Mapping[str, Rows],
+    folder: Path,
+    dtype: np.dtype,
+    valid: Fraction,
+    report: Callable[[int, int], None],
+) -> None:
+    """Encodes the corpus into the token files of a folder."""
+    tokens = 0
+    unfinished: str | None = None  # the side that holds the beginning of a document
+    with ExitStack() as stack:
+        files = {name: stack.enter_context(bin_path(folder, name).open("wb")) for name in splits}
+        for batch in _batches(corpus):
+            for chunk, ids in zip(batch, codec.encode_batch([chunk.text for chunk in batch]), strict=True):
+                side = _side(chunk, valid)
+                if unfinished and splits[side].whole:
+                    side = unfinished
+                elif unfinished and unfinished != side:
+                    splits[unfinished].end()  # its text goes on elsewhere, so here it ends
+                splits[side].add(ids, chunk.text)
+                tokens += len(ids)
+                if chunk.last:
+                    splits[side].end()
+                unfinished = None if chunk.last else side
+            for name, rows in splits.items():
+                files[name].write(rows.take().astype(dtype).tobytes())
+            report(batch[-1].consumed, tokens)
+
+
+def _indices(splits: Mapping[str, Rows], valid: float) -> dict[str, SplitIndex]:
+    found = {}
+    for name, rows in splits.items():
+        try:
+            found[name] = rows.index()
+        except ValueError as error:
+            raise ValueError(
+                f"too little text for the {name} split: {error}; give more text, a smaller length, "
+                f"or another share for validation (valid is {valid})"
+            ) from error
+    return found
+
+
+def _check_target(out: Path, overwrite: bool) -> None:
+    if not out.exists() or (out.is_dir() and not any(out.iterdir())):
+        return
+    if not overwrite:
+        raise ValueError(f"{out} exists already: choose another folder, or overwrite it")
+    read_index(out)  # raises for anything that is not ours to replace
+
+
+def _put(aside: Path, out: Path) -> None:
+    """Renames a finished folder into its place, where an empty or an older one may stand."""
+    if not out.exists():
+        os.rename(aside, out)
+        return
+    old = aside.with_suffix(".old")
+    os.rename(out, old)
+    os.rename(aside, out)
+    shutil.rmtree(old, ignore_errors=True)
+
+
+def prepare(
+    inputs: Sequence[str | Path],
+    out: str | Path,
+    *,
+    codec: TextCodec | None = None,
+    vocab: int | None = None,
+    length: int,
+    layout: str = "packed",
+    valid: float = 0.05,
+    field: str = "text",
+    overwrite: bool = False,
+    on_progress: Progress | None = None,
+) -> Path:
+    """The folder `out`, with train.bin, valid.bin, index.json and tokenizer.json.
+
+    inputs: see `maskless.data.sources.read`.  codec: or None to learn a byte-level BPE of `vocab` tokens from the text.
+    valid: the share of documents (of pieces, in plain text files) held out, unless the data set has its own split.
+    on_progress: called with bytes read, bytes to read and tokens so far.  `out` appears when all is done or never.
+    """
+    if layout not in LAYOUTS:
+        raise ValueError(f"unknown layout {layout!r}: expected {', '.join(LAYOUTS)}")
+    if (codec is None) == (vocab is None):
+        raise ValueError("give either a codec, or the vocab of one to learn from the text")
+    if length < 3:
+        raise ValueError(f"length is {length}: expected 3 or more")
+    if not 1e-6 <= valid <= 0.5:
+        raise ValueError(f"valid is {valid}: expected a share above 0, at most 0.5")
+    target = Path(out).resolve()
+    _check_target(target, overwrite)
+    corpus = read(inputs, field=field)
+    share = Fraction(valid).limit_denominator(1_000_000)
+    passes = 1 if codec else 2
+
+    def report(consumed: int, tokens: int = 0) -> None:
+        if on_progress:
+            on_progress(consumed, passes * corpus.total, tokens)
+
+    aside = target.with_name(f".{target.name}.{uuid.uuid4().hex[:8]}.partial")
+    aside.mkdir(parents=True)
+    try:
+        if codec is None:
+            assert vocab is not None
+            codec = train_bpe(_training_text(corpus, share, report), vocab)
+        before = (passes - 1) * corpus.total
+        dtype = "uint16" if codec.vocab <= 1 << 16 else "uint32"
+        splits = {name: LAYOUTS[layout](codec, length) for name in SPLITS}
+        _write(corpus, codec, splits, aside, DTYPES[dtype], share, lambda done, n: report(before + done, n))
+        index = Prepared(
+            folder=aside,
+            length=length,
+            dtype=dtype,
+            layout=layout,
+            vocab=codec.vocab,
+            bos=codec.bos,
+            eos=codec.eos,
+            pad=codec.pad,
+            sources=corpus.names,
+            splits=_indices(splits, valid),
+        )
+        codec.save(aside)
+        write_index(index)
+        _put(aside, target)
+    except BaseException:
+        shutil.rmtree(aside, ignore_errors=True)
+        raise
+    return Path(out)

@@ -27,7 +27,7 @@ PACKED_SUFFIXES = (".gz", ".xz", ".zst")
 # Copies without loading scripts, which `datasets` no longer runs: repository and revision.
 LM1B = ("dvruette/lm1b", None)
 OPENWEBTEXT = ("Skylion007/openwebtext", "79d93d786212f7344586290adb811d4ae6a1762c")
-OPENWEBTEXT_VALID = 100_000  # the last documents are the validation split, PGM, App. B
+OPENWEBTEXT_VALID = 100_000  # the last documents, held out as in the released code of the paper
 
 
 class Chunk(NamedTuple):
@@ -82,8 +82,8 @@ def read(inputs: Sequence[str | Path], *, field: str = "text") -> Corpus:
     A text file is one document, in pieces cut at line ends; a JSON lines file has a document in `field` of each line;
     both may be packed (.gz, .xz, .zst).  A folder gives the files under it, sorted, hidden ones left out.
     lm1b and openwebtext are the paper's data (lm1b:PLACE and openwebtext:PLACE take them from a local folder or another
-    repository); hf:NAME[@CONFIG][:SPLIT] is any other data set, the validation or test split for validation if it has
-    one and no SPLIT is named.
+    repository; a folder of that name is ./lm1b); hf:NAME[@CONFIG][:SPLIT] is any other data set, its validation or test
+    split for validation if it has one and no SPLIT is named.
     """
     if isinstance(inputs, str | Path):
         raise ValueError(f"inputs is {str(inputs)!r}: expected a list of files, folders or data sets")
@@ -98,16 +98,16 @@ def read(inputs: Sequence[str | Path], *, field: str = "text") -> Corpus:
 
 
 def _resolve(given: str | Path, field: str) -> tuple[str, list[Source]]:
+    name, _, place = given.partition(":") if isinstance(given, str) else ("", "", "")
+    if name in _NAMED:
+        return name, list(_NAMED[name](place, field))
+    if name == "hf" and place:
+        return str(given), list(_any_dataset(place, field))
     path = Path(given)
     if path.is_dir():
         return path.resolve().name, [_file(p, field) for p in _under(path)]
     if path.exists():
         return path.name, [_file(path, field)]
-    name, _, place = str(given).partition(":")
-    if name == "hf" and place:
-        return str(given), list(_any_dataset(place, field))
-    if name in _NAMED:
-        return name, list(_NAMED[name](place, field))
     raise ValueError(f"{given}: no such file or folder, nor a data set ({', '.join(_NAMED)}, hf:NAME)")
 
 
@@ -313,14 +313,14 @@ def _dataset(
 
 
 def _lm1b(given: str, field: str) -> Iterator[Source]:
-    """One Billion Words, detokenised; its test split is the validation split, as in the paper."""
+    """One Billion Words, detokenised; its test split is for validation, as in the released code."""
     place, revision = (given, None) if given else LM1B
     for name, split in (("train", "train"), ("test", "valid")):
         yield _dataset(_load(place, revision, None, name), place, field, split, detokenize)
 
 
 def _openwebtext(given: str, field: str) -> Iterator[Source]:
-    """OpenWebText; its last 100,000 documents are the validation split, as in the paper."""
+    """OpenWebText; its last 100,000 documents are for validation, as in the released code."""
     place, revision = (given, None) if given else OPENWEBTEXT
     data = _load(place, revision, None, "train")
     first = len(data) - OPENWEBTEXT_VALID

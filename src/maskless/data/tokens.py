@@ -17,7 +17,7 @@ from maskless.codec.text import TextCodec
 FORMAT = 1
 INDEX = "index.json"
 SPLITS = ("train", "valid")
-DTYPES = {"uint16": np.dtype("<u2"), "uint32": np.dtype("<u4")}
+DTYPES: dict[str, np.dtype[Any]] = {"uint16": np.dtype("<u2"), "uint32": np.dtype("<u4")}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -83,7 +83,8 @@ def write_index(prepared: Prepared) -> None:
     (prepared.folder / INDEX).write_text(json.dumps(fields, indent=2) + "\n", encoding="utf-8")
 
 
-def _read_index(folder: Path) -> Prepared:
+def read_index(folder: Path) -> Prepared:
+    """What the index of a folder says, its token files not looked at."""
     path = folder / INDEX
     if not path.is_file():
         raise ValueError(f"{folder}: not a prepared folder, it has no {INDEX}; make one with `maskless prepare`")
@@ -104,7 +105,7 @@ def _read_index(folder: Path) -> Prepared:
 
 def open_tokens(folder: str | Path) -> Prepared:
     """The prepared folder that `prepare` made, its files checked against its index."""
-    prepared = _read_index(Path(folder))
+    prepared = read_index(Path(folder))
     for name, split in prepared.splits.items():
         path = bin_path(prepared.folder, name)
         size = path.stat().st_size if path.is_file() else 0

@@ -1,0 +1,422 @@
+"""The command line. Each command unpacks its options, calls one procedure and shows the result.
+
+Heavy imports stand inside the commands, so that --help answers at once.
+"""
+
+from __future__ import annotations
+
+import errno
+import json
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, NoReturn
+
+import click
+import typer
+from rich.console import Console
+from rich.panel import Panel
+from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
+from rich.table import Table
+from rich.text import Text
+
+if TYPE_CHECKING:
+    from maskless.checkpoint import Model
+    from maskless.data.tokens import Prepared
+    from maskless.sampling import Step
+    from maskless.train.run import RunConfig
+
+app = typer.Typer(
+    name="maskless",
+    help="Partition generative models: text in parallel and in any order, without a mask token.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    rich_markup_mode="rich",
+)
+out, err = Console(), Console(stderr=True)
+
+MODEL = Annotated[str, typer.Argument(help="A model folder, a run folder, a hub id, or a released checkpoint file.")]
+TOKENIZER = Annotated[str | None, typer.Option(help="gpt2, bert, bytes, or a file; for models that bring none.")]
+STEPS = Annotated[int | None, typer.Option(help="1 to the number of unknown tokens. Default: 32 or fewer.")]
+SEED = Annotated[int, typer.Option(help="The same seed gives the same sample.")]
+TEMPERATURE = Annotated[float, typer.Option(help="0: always the most likely token.")]
+TOP_K = Annotated[int | None, typer.Option(help="Draw among the k most likely tokens.")]
+TOP_P = Annotated[float | None, typer.Option(help="Draw from the nucleus of this probability.")]
+ORDER = Annotated[str, typer.Option(help="random or raster.")]
+COUNTS = Annotated[str, typer.Option(help="Tokens per step: uniform, or mdlm (as MDLM's posterior draws them).")]
+JSON = Annotated[bool, typer.Option("--json", help="Machine-readable output on stdout.")]
+
+
+@app.command()
+def prepare(
+    inputs: Annotated[list[str], typer.Argument(help="Files, folders, lm1b, openwebtext or hf:NAME.")],
+    to: Annotated[Path, typer.Option("--out", help="The folder to make.")],
+    tokenizer: Annotated[str | None, typer.Option(help="gpt2, bert, bytes, a hub id, or a file.")] = None,
+    vocab: Annotated[int | None, typer.Option(help="Train a BPE of this size on the text instead.")] = None,
+    length: Annotated[int, typer.Option(help="Tokens in a sequence.")] = 256,
+    layout: Annotated[str, typer.Option(help="packed, wrapped (BOS ... EOS) or padded (a document each).")] = "packed",
+    valid: Annotated[float, typer.Option(help="The share of documents held out for validation.")] = 0.05,
+    field: Annotated[str, typer.Option(help="The field of a JSON line that holds the text.")] = "text",
+    overwrite: Annotated[bool, typer.Option(help="Replace a folder prepared before.")] = False,
+) -> None:
+    """Turn text into token files.
+
+    maskless prepare reviews.jsonl.xz --out data/reviews --vocab 8192 --length 256
+    """
+    from maskless.codec.text import codec
+
+    if tokenizer is not None and vocab is not None:
+        raise ValueError("--tokenizer and --vocab exclude each other: take a tokenizer, or train one")
+    prepared = _prepare(
+        inputs,
+        to,
+        codec=None if tokenizer is None else codec(tokenizer),
+        vocab=8192 if tokenizer is None and vocab is None else vocab,
+        length=length,
+        layout=layout,
+        valid=valid,
+        field=field,
+        overwrite=overwrite,
+    )
+    sizes = ", ".join(f"{s.rows:,} rows ({s.tokens:,} tokens) {name}" for name, s in prepared.splits.items())
+    out.print(f"{to}: {sizes}; vocabulary {prepared.vocab:,}, length {prepared.length}", highlight=False)
+
+
+@app.command()
+def train(
+    to: Annotated[Path, typer.Option("--out", help="The run's folder.")],
+    text: Annotated[list[str] | None, typer.Option(help="Text to train on; everything else has a default.")] = None,
+    data: Annotated[Path | None, typer.Option(help="A prepared folder.")] = None,
+    recipe: Annotated[str | None, typer.Option(help="A row of the paper's tables, by name; needs --data.")] = None,
+    model: Annotated[str | None, typer.Option(help="pgm (default), mdlm, mdlm-complementary or ar.")] = None,
+    minutes: Annotated[float | None, typer.Option(help="A time budget.")] = None,
+    resume: Annotated[bool, typer.Option("--resume", help="Go on with the run in --out.")] = False,
+    context: Annotated[str | None, typer.Option(help="pgm: full (default), or ordered (can be cached).")] = None,
+    queries: Annotated[str | None, typer.Option(help="pgm: position (default), mean or logsumexp.")] = None,
+    weights: Annotated[str | None, typer.Option(help="Loss weights: exact (default), bounded or released.")] = None,
+    width: int | None = None,
+    layers: Annotated[int | None, typer.Option(help="In all; pgm has half of them in its encoder.")] = None,
+    encoder: Annotated[int | None, typer.Option(help="pgm: how many of the layers.")] = None,
+    dropout: float = 0.1,
+    vocab: Annotated[int | None, typer.Option(help="With --text: the size of the BPE.")] = None,
+    tokenizer: Annotated[str | None, typer.Option(help="With --text: gpt2, bert, bytes, or a file.")] = None,
+    length: Annotated[int | None, typer.Option(help="With --text: tokens in a sequence.")] = None,
+    steps: int | None = None,
+    batch: Annotated[int | None, typer.Option(help="Sequences of a step, over all processes.")] = None,
+    accumulate: Annotated[int | None, typer.Option(help="Pieces of a process's share of a step.")] = None,
+    learning_rate: Annotated[float | None, typer.Option("--lr")] = None,
+    warmup: int | None = None,
+    decay: Annotated[str | None, typer.Option(help="constant or cosine.")] = None,
+    initial: Annotated[str | None, typer.Option(help="First weights: open (default) or released.")] = None,
+    beta2: Annotated[float | None, typer.Option(help="Of Adam.")] = None,
+    ema: Annotated[float | None, typer.Option(help="Decay of the averaged weights.")] = None,
+    seed: int = 0,
+    compile: Annotated[bool | None, typer.Option(help="By default on CUDA.")] = None,
+    fsdp: Annotated[bool, typer.Option(help="Shard the weights over processes.")] = False,
+    evaluate_every: int | None = None,
+    sample_every: int = 0,
+    save_every: int | None = None,
+    log_every: int = 10,
+    keep: Annotated[int, typer.Option(help="Training states that stay on disk.")] = 2,
+) -> None:
+    """Train on your own text, with everything derived from it, or as you say.
+
+    maskless train --text my.txt --out runs/my --minutes 5
+
+    torchrun --nproc-per-node 8 -m maskless train --data data/owt --out runs/owt --recipe owt-pgm-8-8
+    """
+    from maskless.recipes import recipe as find
+    from maskless.train.run import RunConfig
+    from maskless.train.setup import Request, configure
+
+    if resume and (to / "run.json").exists():
+        _train(to, RunConfig.read(to))
+        return
+    known = find(recipe) if recipe else None
+    network = {"context": context, "queries": queries, "width": width, "layers": layers, "encoder": encoder}
+    training = {
+        "model": model,
+        "weights": weights,
+        "minutes": minutes,
+        "steps": steps,
+        "batch": batch,
+        "accumulate": accumulate,
+        "learning_rate": learning_rate,
+        "warmup": warmup,
+        "decay": decay,
+        "initial": initial,
+        "beta2": beta2,
+        "ema": ema,
+        "seed": seed,
+        "compile": compile,
+        "fsdp": fsdp,
+        "evaluate_every": evaluate_every,
+        "sample_every": sample_every,
+        "save_every": save_every,
+        "log_every": log_every,
+        "keep": keep,
+    }
+    request = Request(
+        text=text,
+        data=data,
+        vocab=vocab,
+        tokenizer=tokenizer,
+        length=length,
+        network={"dropout": dropout} | (known.network if known else {}) | _given(network),
+        train=(known.train if known else {}) | _given(training),
+    )
+    _train(to, configure(to, request, _prepare))
+
+
+@app.command()
+def generate(
+    model: MODEL,
+    n: Annotated[int, typer.Option(help="How many texts.")] = 4,
+    prompt: Annotated[str, typer.Option(help="What each text begins with.")] = "",
+    length: Annotated[int | None, typer.Option(help="Tokens. Default: the model's context.")] = None,
+    steps: STEPS = None,
+    seed: SEED = 0,
+    temperature: TEMPERATURE = 1.0,
+    top_k: TOP_K = None,
+    top_p: TOP_P = None,
+    order: ORDER = "random",
+    counts: COUNTS = "uniform",
+    tokenizer: TOKENIZER = None,
+    as_json: JSON = False,
+) -> None:
+    """Write texts to stdout.
+
+    maskless generate runs/my --n 4 --steps 32 --seed 0 --temperature 1 --top-p 0.9
+    """
+    from maskless import api
+
+    loaded = api.load(model, tokenizer=tokenizer)
+    how: dict[str, Any] = {"steps": steps, "seed": seed, "temperature": temperature, "top_k": top_k, "top_p": top_p}
+    how |= {"order": order, "counts": counts}
+    with _watching("generating") as on_step:
+        texts = api.generate(loaded, n, prompt=prompt, length=length, on_step=on_step, **how)
+    for number, one in enumerate(texts):
+        if as_json:
+            print(json.dumps({"text": one, "tokens": one.tokens, "steps": one.steps, "order": one.order}))
+        else:
+            if len(texts) > 1:
+                err.rule(f"sample {number}", style="dim")
+            print(one, flush=True)
+
+
+@app.command()
+def fill(
+    model: MODEL,
+    text: Annotated[str, typer.Argument(help="Text with gaps of so many tokens: 'The \\[8] sat on \\[12].'")],
+    steps: STEPS = None,
+    seed: SEED = 0,
+    temperature: TEMPERATURE = 1.0,
+    top_k: TOP_K = None,
+    top_p: TOP_P = None,
+    order: ORDER = "random",
+    counts: COUNTS = "uniform",
+    tokenizer: TOKENIZER = None,
+    as_json: JSON = False,
+) -> None:
+    """Fill the gaps of a text, any number of them, in any order; the filled text goes to stdout.
+
+    maskless fill runs/my "The \\[8] sat on \\[12]." --steps 16 --seed 0
+    """
+    from maskless import api
+
+    loaded = api.load(model, tokenizer=tokenizer)
+    how: dict[str, Any] = {"steps": steps, "seed": seed, "temperature": temperature, "top_k": top_k, "top_p": top_p}
+    how |= {"order": order, "counts": counts}
+    with _watching("filling") as on_step:
+        filled = api.fill(loaded, text, on_step=on_step, **how)
+    if as_json:
+        print(json.dumps({"text": filled, "tokens": filled.tokens, "steps": filled.steps, "order": filled.order}))
+    else:
+        print(filled)
+
+
+@app.command()
+def evaluate(
+    model: MODEL,
+    data: Annotated[Path, typer.Option(help="A prepared folder with the model's vocabulary.")],
+    split: str = "valid",
+    sequences: Annotated[int, typer.Option(help="At most so many, evenly spread.")] = 2048,
+    samples: Annotated[int, typer.Option(help="Random splits of each sequence.")] = 8,
+    batch: int = 32,
+    seed: int = 0,
+    as_json: JSON = False,
+) -> None:
+    """Measure the validation bound: our estimator and the paper's, with standard errors.
+
+    maskless evaluate runs/my --data runs/my/data
+    """
+    from maskless import api
+    from maskless.data.tokens import open_tokens
+    from maskless.evaluate.likelihood import likelihood
+
+    loaded, prepared = api.load(model), open_tokens(data)
+    _same_vocabulary(model, loaded, prepared)
+    rows, size = prepared.split(split), prepared.splits[split]
+    common: dict[str, Any] = {"sequences": sequences, "batch": batch, "seed": seed, "pad": prepared.pad}
+    results = {}
+    for name, paper in (("both groups, stratified", False), ("the paper's", True)):
+        with _bar(name, min(sequences, len(rows))) as advance:
+            results[name] = likelihood(loaded.network, rows, samples=samples, paper=paper, on_batch=advance, **common)
+    if as_json:
+        print(json.dumps({name: result.as_dict() for name, result in results.items()}))
+        return
+    table = Table("estimator", "perplexity", "nats per token", "bits per byte", "sequences")
+    for name, r in results.items():
+        bits = r.bits_per_byte(size.bytes / size.tokens)
+        table.add_row(
+            name,
+            f"{r.perplexity:.2f} ± {r.perplexity_error:.2f}",
+            f"{r.nats:.4f} ± {r.error:.4f}",
+            f"{bits:.4f}",
+            f"{r.sequences:,}",
+        )
+    out.print(table)
+
+
+@app.command()
+def convert(
+    file: Annotated[Path, typer.Argument(help="A checkpoint that the paper's authors released.")],
+    to: Annotated[Path, typer.Argument(metavar="OUT", help="The model folder to make.")],
+    weights: Annotated[str, typer.Option(help="ema or raw.")] = "ema",
+    queries: Annotated[str | None, typer.Option(help="position, mean or logsumexp, if the file does not say.")] = None,
+    tokenizer: TOKENIZER = None,
+) -> None:
+    """Turn a released checkpoint into a model folder, without running anything from it.
+
+    maskless convert pgm_8_8.ckpt models/pgm-8-8 --tokenizer gpt2
+    """
+    from maskless import api
+
+    if not file.is_file():
+        raise ValueError(f"{file} is not a file")
+    converted = api.load(file, weights=weights, queries=queries, tokenizer=tokenizer, device="cpu")
+    converted.save_pretrained(to)
+    out.print(f"{to}: {converted.config}", highlight=False)
+
+
+@app.command()
+def demo(
+    minutes: Annotated[float, typer.Option(help="For training both models.")] = 2.0,
+    seed: int = 0,
+) -> None:
+    """Train a small PGM and an MDLM of the same size on a toy language, and compare them."""
+    from maskless.demo import show
+
+    show(out, minutes=minutes, seed=seed)
+
+
+def main() -> None:
+    """Run a command; a user's mistake is one line on stderr and exit code 2."""
+    try:
+        code = app(standalone_mode=False)
+    except click.ClickException as error:
+        _fail(error.format_message())
+    except click.Abort:
+        code = 130
+    except ValueError as error:
+        _fail(str(error))
+    except OSError as error:
+        if error.errno not in (errno.ENOSPC, errno.EDQUOT, errno.EACCES, errno.EROFS):
+            raise
+        _fail(f"{error.strerror}: {error.filename or 'while writing'}; what was saved before is still there")
+    except KeyboardInterrupt:
+        err.print("\ninterrupted; a training run goes on with --resume")
+        code = 130
+    sys.exit(code if isinstance(code, int) else 0)
+
+
+def _fail(message: str) -> NoReturn:
+    print(f"error: {' '.join(message.split())}", file=sys.stderr)
+    sys.exit(2)
+
+
+def _given(options: dict[str, Any]) -> dict[str, Any]:
+    return {name: value for name, value in options.items() if value is not None}
+
+
+def _prepare(inputs: list[str], to: Path, **how: Any) -> Prepared:
+    """Prepare with a progress bar."""
+    from maskless.data.prepare import prepare
+    from maskless.data.tokens import open_tokens
+
+    with _progress() as bar:
+        task = bar.add_task("preparing", total=None)
+
+        def show(done: int, total: int, tokens: int) -> None:
+            what = f"tokenising, {tokens / 1e6:,.1f} M tokens" if tokens else "preparing"
+            bar.update(task, completed=done, total=total, description=what)
+
+        prepare(inputs, to, on_progress=show, **how)
+    return open_tokens(to)
+
+
+def _train(folder: Path, config: RunConfig) -> None:
+    """Run, then show how it ended."""
+    from accelerate import PartialState
+
+    from maskless.train.run import run
+
+    summary = run(folder, config, out)
+    if not PartialState().is_main_process:
+        return
+    measured = summary.likelihood
+    table = Table("model", "steps", "seconds", "tokens/s", "validation perplexity (bound)")
+    table.add_row(
+        config.train.model,
+        f"{summary.steps:,}",
+        f"{summary.seconds:,.0f}",
+        f"{summary.tokens_per_second:,.0f}",
+        f"{measured.perplexity:.2f} ± {measured.perplexity_error:.2f}",
+    )
+    out.print(table)
+    for text in summary.samples:
+        out.print(Panel(Text(text[:600]), title="sample", title_align="left", border_style="dim"))
+    out.print(f"curve: {folder / 'loss.png'}   try: maskless generate {folder}", highlight=False)
+
+
+def _same_vocabulary(name: str, model: Model, data: Prepared) -> None:
+    own = model.codec.vocab if model.codec is not None else model.config.vocab
+    if own != data.vocab or model.config.length < data.length:
+        raise ValueError(
+            f"{name} has a vocabulary of {own} and a context of {model.config.length}, "
+            f"the data in {data.folder} {data.vocab} and {data.length}: prepare it with the model's tokenizer"
+        )
+
+
+def _progress() -> Progress:
+    columns = (
+        TextColumn("{task.description}"),
+        BarColumn(),
+        TextColumn("{task.percentage:>3.0f}%"),
+        TimeRemainingColumn(),
+    )
+    return Progress(*columns, console=err, transient=True)
+
+
+@contextmanager
+def _bar(what: str, total: int) -> Iterator[Callable[[int], None]]:
+    with _progress() as bar:
+        task = bar.add_task(what, total=total)
+        yield lambda amount: bar.advance(task, amount)
+
+
+@contextmanager
+def _watching(what: str) -> Iterator[Callable[[Step], None]]:
+    """A bar that counts tokens as steps decide them."""
+    with _progress() as bar:
+        task = bar.add_task(what, total=None)
+        count = 0
+
+        def on_step(step: Step) -> None:
+            nonlocal count
+            count += len(step.tokens)
+            bar.update(task, description=f"{what}: step {step.number + 1}, {count:,} tokens")
+
+        yield on_step

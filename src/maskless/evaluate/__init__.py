@@ -1,0 +1,1 @@
+"""Evaluation: what a model is worth, with a standard error."""

@@ -1,0 +1,102 @@
+"""The validation bound of a model on prepared tokens, in nats per token, with its standard error.
+
+Shapes: N sequences, L length.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from accelerate import PartialState
+from accelerate.utils import gather
+from torch import Tensor
+
+from maskless.data.tokens import TokenRows
+from maskless.nn import Network, autocast, device_of
+from maskless.objective import bound, paper_bound
+
+
+@dataclass(frozen=True)
+class Likelihood:
+    """A bound on the negative log-likelihood per token, from N sequences."""
+
+    nats: float
+    error: float  # standard error of nats
+    sequences: int
+    tokens: int
+
+    @property
+    def perplexity(self) -> float:
+        return math.exp(min(self.nats, 700.0))
+
+    @property
+    def perplexity_error(self) -> float:
+        return self.perplexity * self.error
+
+    def bits_per_byte(self, bytes_per_token: float) -> float:
+        return self.nats / math.log(2) / bytes_per_token
+
+    def as_dict(self) -> dict[str, Any]:
+        return {**asdict(self), "perplexity": self.perplexity, "perplexity_error": self.perplexity_error}
+
+
+def likelihood(
+    network: Network,
+    rows: TokenRows,
+    *,
+    sequences: int = 512,
+    samples: int = 8,
+    batch: int = 64,
+    seed: int = 0,
+    pad: int | None = None,
+    paper: bool = False,
+    on_batch: Callable[[int], None] | None = None,
+) -> Likelihood:
+    """The bound on evenly spread sequences of a split, shared out over the processes there are.
+
+    paper: the paper's estimator (one time per sequence, one group), for comparison with its tables; otherwise both
+    groups and `samples` splits per sequence. Padding does not count.
+    """
+    chosen = np.unique(np.linspace(0, len(rows) - 1, min(sequences, len(rows))).astype(np.int64))
+    state = PartialState()
+    mine = chosen[state.process_index :: state.num_processes]
+    costs, counts = [], []
+    for begin in range(0, len(mine), batch):
+        numbers = mine[begin : begin + batch]
+        tokens = rows.rows(numbers)
+        counted = torch.ones_like(tokens, dtype=torch.bool) if pad is None else tokens != pad
+        own = seed + int(numbers[0])  # a batch's draws depend on its first row, not on the batches before it
+        with autocast(device_of(network)), torch.compiler.set_stance("force_eager"):
+            if paper:
+                costs.append(paper_bound(network, tokens, counted=counted, seed=own))
+            else:
+                costs.append(bound(network, tokens, counted=counted, samples=samples, seed=own))
+        counts.append(counted.sum(1).double())
+        if on_batch is not None:
+            on_batch(len(numbers))
+    return _summary(_everywhere(torch.cat(costs), len(chosen)), _everywhere(torch.cat(counts), len(chosen)))
+
+
+def _summary(costs: Tensor, counts: Tensor) -> Likelihood:
+    """Ratio of sums, and the standard error of that ratio over sequences."""
+    n, tokens = len(costs), float(counts.sum())
+    nats = float(costs.sum()) / tokens
+    spread = (costs - nats * counts).square().sum().sqrt() / tokens
+    return Likelihood(nats, float(spread) * math.sqrt(n / max(1, n - 1)), n, int(tokens))
+
+
+def _everywhere(values: Tensor, total: int) -> Tensor:
+    """The values of all processes; ragged shares are padded for the exchange."""
+    state = PartialState()
+    if state.num_processes == 1:
+        return values
+    most = -(-total // state.num_processes)
+    padded = torch.full((most,), torch.nan, dtype=values.dtype)
+    padded[: len(values)] = values
+    joined = gather(padded.to(state.device)).cpu()
+    return joined[~joined.isnan()]

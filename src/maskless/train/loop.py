@@ -1,0 +1,227 @@
+"""The training loop: a generator of optimiser steps on Accelerate, for one process or many.
+
+Everything random in a step is a function of the seed and the step's number: which rows, which times and groups, which
+dropout. So a run resumes with nothing but weights, optimiser, averages and the step, and its losses do not depend on
+how the batch is shared out over processes.
+"""
+
+from __future__ import annotations
+
+import math
+import queue
+import threading
+import time
+from collections.abc import Iterable, Iterator
+from contextlib import nullcontext
+from dataclasses import dataclass
+from typing import TypeVar
+
+import torch
+from accelerate import Accelerator
+from torch import Tensor, nn
+
+from maskless.data.tokens import TokenRows, global_batch
+from maskless.nn import autocast
+from maskless.nn.blocks import CrossBlock, Head, SelfBlock
+from maskless.objective import OBJECTIVES, Task, negative_log_likelihood, noise
+
+# What `--model` names: the network that is built and the task it is trained on.
+MODELS = {
+    "pgm": ("partition", "pgm"),
+    "mdlm": ("masked", "mdlm"),
+    "mdlm-complementary": ("masked", "pgm"),
+    "ar": ("causal", "causal"),
+}
+T = TypeVar("T")
+WEIGHTS = {"bounded": "pgm", "released": "pgm-released", "exact": "pgm-exact"}
+DECAYS = ("constant", "cosine")
+INITIALS = ("open", "released")
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrainConfig:
+    """How to train. The defaults are the paper's where it has them (PGM, Sec. 5.1)."""
+
+    model: str = "pgm"  # pgm, mdlm, mdlm-complementary, ar
+    weights: str = "bounded"  # of two-group tasks: bounded, released (unbounded), exact (by group size)
+    steps: int = 1_000_000
+    minutes: float | None = None  # stop after this long, if before the last step
+    batch: int = 512  # sequences of an optimiser step, over all processes
+    accumulate: int = 1  # each process takes its share in this many pieces
+    learning_rate: float = 3e-4
+    beta2: float = 0.99  # of Adam; the paper's 0.999 forgets the first, steep steps too slowly
+    initial: str = "open"  # first weights: open gates (blocks.py), or as the released networks start
+    warmup: int = 2_500
+    decay: str = "constant"
+    clip: float = 1.0
+    ema: float = 0.9999
+    seed: int = 0
+    compile: bool | None = None  # by default on CUDA
+    fsdp: bool = False  # shard the weights over processes
+    evaluate_every: int = 1_000
+    sample_every: int = 0  # 0: only at the end
+    save_every: int = 1_000
+    log_every: int = 10
+    keep: int = 2  # training states that stay on disk
+
+    def __post_init__(self) -> None:
+        for what, name, known in (
+            ("model", self.model, MODELS),
+            ("weights", self.weights, WEIGHTS),
+            ("decay", self.decay, DECAYS),
+            ("initial", self.initial, INITIALS),
+        ):
+            if name not in known:
+                raise ValueError(f"unknown {what} {name!r}: expected one of {', '.join(known)}")
+        for name in ("steps", "batch", "accumulate", "log_every", "keep", "learning_rate"):
+            if not getattr(self, name) > 0:
+                raise ValueError(f"{name} {getattr(self, name)} is out of range: expected more than 0")
+        if self.minutes is not None and not self.minutes > 0:
+            raise ValueError(f"minutes {self.minutes} is out of range: expected more than 0")
+
+    @property
+    def objective(self) -> str:
+        task = MODELS[self.model][1]
+        return WEIGHTS[self.weights] if task == "pgm" else task
+
+
+@dataclass(frozen=True)
+class Progress:
+    """What a step gave. The loss stays on the device: reading it waits for the step."""
+
+    step: int  # how many are done
+    loss: Tensor  # nats per token, this process's share
+    gradient: Tensor  # norm before clipping
+    rate: float
+    share: float  # of the whole run that is done, 0 to 1
+
+
+def train(
+    network: nn.Module,
+    optimizer: torch.optim.Optimizer,
+    rows: TokenRows,
+    config: TrainConfig,
+    accelerator: Accelerator,
+    *,
+    start: int = 0,
+    spent: float = 0.0,
+    pad: int | None = None,
+) -> Iterator[Progress]:
+    """Take optimiser steps from `start` on, until the last step or until the minutes are spent.
+
+    network, optimizer: as prepared by the accelerator. spent: seconds that earlier parts of the run took.
+    """
+    begin, device = time.monotonic() - spent, accelerator.device
+    cost = torch.compile(negative_log_likelihood) if _compiles(config, device) else negative_log_likelihood
+    world, rank = accelerator.num_processes, accelerator.process_index
+    tasks = (_tasks(rows, config, step, world, rank, pad, device) for step in range(start, config.steps))
+    network.train()
+    for step, (pieces, count) in enumerate(_ahead(tasks), start):
+        share = _share(config, step, time.monotonic() - begin)
+        rate = learning_rate(config, step, share)
+        for group in optimizer.param_groups:
+            group["lr"] = rate
+        torch.manual_seed(((config.seed * 1_000_003 + step) * 4_099 + rank) % (1 << 63))  # dropout
+        total = torch.zeros((), device=device)
+        for piece, task in enumerate(pieces):
+            task = task.map(lambda x: x.to(device, non_blocking=True))
+            last = piece == len(pieces) - 1
+            with nullcontext() if last else accelerator.no_sync(network):
+                with autocast(device):
+                    logits = network(task.problems)
+                loss = (task.weights * cost(logits, task.answers)).sum() * (world / count)
+                accelerator.backward(loss)
+            total += loss.detach()
+        norm = accelerator.clip_grad_norm_(network.parameters(), config.clip)
+        optimizer.step()
+        optimizer.zero_grad(set_to_none=True)
+        done = step + 1
+        share = _share(config, done, time.monotonic() - begin)
+        if world > 1 and config.minutes is not None:  # all processes must agree when to stop
+            share = float(accelerator.reduce(torch.tensor(share, device=device), "max"))
+        yield Progress(done, total, norm, rate, share)
+        if share >= 1:
+            return
+
+
+def learning_rate(config: TrainConfig, step: int, share: float) -> float:
+    """Linear warm-up, then constant or a cosine to zero at the end of the run."""
+    warm = min(1.0, (step + 1) / max(1, config.warmup))
+    fall = 1.0 if config.decay == "constant" else 0.5 * (1 + math.cos(math.pi * min(1.0, share)))
+    return config.learning_rate * warm * fall
+
+
+def compile_layers(network: nn.Module, config: TrainConfig, device: torch.device) -> None:
+    """Compile each kind of layer once; all layers of a kind share the code, so it starts in seconds."""
+    if _compiles(config, device):
+        for module in network.modules():
+            if isinstance(module, SelfBlock | CrossBlock | Head):
+                module.compile()
+
+
+def _compiles(config: TrainConfig, device: torch.device) -> bool:
+    return device.type == "cuda" if config.compile is None else config.compile
+
+
+def _share(config: TrainConfig, step: int, seconds: float) -> float:
+    timed = 0.0 if config.minutes is None else seconds / (60 * config.minutes)
+    return max(step / config.steps, timed)
+
+
+def _tasks(
+    rows: TokenRows, config: TrainConfig, step: int, world: int, rank: int, pad: int | None, device: torch.device
+) -> tuple[list[Task], int]:
+    """This process's pieces of a step's global batch, and how many tokens of the whole batch count."""
+    numbers = global_batch(step, config.batch, len(rows), config.seed)
+    t, u = noise(config.batch, rows.length, seed=config.seed, step=step)
+    size = config.batch // (world * config.accumulate)
+    first = rank * config.accumulate
+    pieces = [slice((first + i) * size, (first + i + 1) * size) for i in range(config.accumulate)]
+    build = OBJECTIVES[config.objective]
+    tasks = []
+    for piece in pieces:
+        tokens = rows.rows(numbers[piece])
+        task = build(tokens, t[piece], u[piece], _counts(tokens, pad))
+        tasks.append(task.map(Tensor.pin_memory) if device.type == "cuda" else task)
+    count = config.batch * rows.length if pad is None else int(_counts(rows.rows(numbers), pad).sum())
+    return tasks, count
+
+
+def _counts(tokens: Tensor, pad: int | None) -> Tensor:
+    """Which tokens count in the loss: all but padding.  (B, L) -> (B, L) bool"""
+    return torch.ones_like(tokens, dtype=torch.bool) if pad is None else tokens != pad
+
+
+def _ahead(items: Iterable[T], depth: int = 2) -> Iterator[T]:
+    """The same items, prepared by a thread a little ahead of their use."""
+    ready: queue.Queue[T | Exception | None] = queue.Queue(depth)
+    stop = threading.Event()
+
+    def put(item: T | Exception | None) -> bool:
+        while not stop.is_set():
+            try:
+                ready.put(item, timeout=0.1)
+                return True
+            except queue.Full:
+                pass
+        return False
+
+    def work() -> None:
+        try:
+            for item in items:
+                if not put(item):
+                    return
+            put(None)
+        except Exception as error:  # raised again where the items are used
+            put(error)
+
+    thread = threading.Thread(target=work, daemon=True)
+    thread.start()
+    try:
+        while (item := ready.get()) is not None:
+            if isinstance(item, Exception):
+                raise item
+            yield item
+    finally:
+        stop.set()
+        thread.join()

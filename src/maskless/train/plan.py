@@ -1,0 +1,95 @@
+"""Sizes that nobody gave: tokenizer, network and steps derived from how much text there is and what computes it."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from maskless.checkpoint import NETWORKS
+from maskless.codec.text import TextCodec
+from maskless.train.loop import MODELS
+
+
+@dataclass(frozen=True, kw_only=True)
+class Plan:
+    """A whole set of sizes for a text."""
+
+    vocab: int | None  # of a BPE trained on the text; None: bytes
+    length: int
+    width: int
+    layers: int
+    batch: int
+    steps: int
+    learning_rate: float
+
+
+def plan(characters: int, device: torch.device, minutes: float | None = None) -> Plan:
+    """Sizes for this much text on this kind of device.
+
+    One dial, the text's size, sets the vocabulary; the device sets how large a network it can train in minutes. The
+    steps pass the text at most 40 times (a small text is learned by heart long before) unless minutes are given.
+    """
+    large = device.type == "cuda"
+    vocab = None if characters < 50_000 else 2 ** min(13, max(9, round(math.log2(characters / 400))))
+    length = 256 if large else 64
+    while length > 16 and characters < 400 * length:
+        length //= 2
+    width, layers, batch = (512, 12, 256) if large else (128, 4, 32)
+    tokens = characters if vocab is None else characters / 3.5
+    most = 1_500_000_000 if large else 4_000_000
+    steps = max(50, int(min(40 * tokens, most) / (batch * length)))
+    if minutes is not None:
+        steps = 10_000_000  # the clock decides
+    return Plan(
+        vocab=vocab,
+        length=length,
+        width=width,
+        layers=layers,
+        batch=batch,
+        steps=steps,
+        learning_rate=5e-4 if large else 2e-3,
+    )
+
+
+def network_config(
+    model: str,
+    codec: TextCodec,
+    length: int,
+    *,
+    width: int,
+    layers: int,
+    encoder: int | None = None,
+    heads: int | None = None,
+    dropout: float = 0.1,
+    context: str = "full",
+    queries: str = "position",
+) -> Any:
+    """The configuration of the network that `--model` names, for a tokenizer.
+
+    layers: in all; a Partition Transformer has half of them in its encoder unless `encoder` says otherwise.
+    """
+    if model not in MODELS:
+        raise ValueError(f"unknown model {model!r}: expected one of {', '.join(MODELS)}")
+    kind = MODELS[model][0]
+    if kind != "partition" and (context != "full" or queries != "position" or encoder is not None):
+        raise ValueError(f"context, queries and encoder belong to pgm: the model is {model}")
+    sizes: dict[str, Any] = {
+        "length": length,
+        "width": width,
+        "heads": heads or max(1, width // (64 if width >= 256 else 32)),
+        "dropout": dropout,
+    }
+    make = NETWORKS[kind][0]
+    if kind == "partition":
+        encoder = layers // 2 if encoder is None else encoder
+        if not 0 < encoder < layers:
+            raise ValueError(f"encoder {encoder} of {layers} layers: expected 1 to {layers - 1}")
+        depth = {"encoder": encoder, "decoder": layers - encoder, "context": context, "queries": queries}
+        return make(vocab=codec.vocab, **sizes, **depth)
+    if kind == "masked":
+        mask = codec.vocab if codec.mask is None else codec.mask
+        return make(vocab=max(codec.vocab, mask + 1), mask=mask, layers=layers, **sizes)
+    return make(vocab=codec.vocab, layers=layers, **sizes)

@@ -1,0 +1,98 @@
+"""What a run shows and leaves behind: a progress display, metrics.jsonl, and a loss curve as a picture."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+
+from maskless.checkpoint import write_aside
+
+
+def progress_bar(console: Console, *, enabled: bool = True) -> Progress:
+    """A bar with loss, speed, time spent and time left."""
+    return Progress(
+        SpinnerColumn(),
+        TextColumn("[bold]{task.description}"),
+        BarColumn(bar_width=28),
+        TextColumn("{task.percentage:>3.0f}%"),
+        TextColumn("{task.fields[text]}"),
+        TimeElapsedColumn(),
+        TextColumn("left"),
+        TimeRemainingColumn(),
+        console=console,
+        disable=not enabled,
+    )
+
+
+class Metrics:
+    """Lines of metrics.jsonl, one per logged step; a resumed run goes on after the step it resumes from."""
+
+    def __init__(self, path: Path, start: int):
+        self.path = path
+        kept = [line for line in read_metrics(path) if line["step"] <= start]
+        write_aside(path, lambda aside: aside.write_text("".join(json.dumps(line) + "\n" for line in kept)))
+        self.lines = kept
+        self._file = path.open("a")
+
+    def add(self, **line: Any) -> None:
+        self.lines.append(line)
+        self._file.write(json.dumps(line) + "\n")
+        self._file.flush()
+
+    def close(self) -> None:
+        self._file.close()
+
+
+def read_metrics(path: Path) -> list[dict[str, Any]]:
+    """The lines of a metrics.jsonl; a line that a killed process left half-written is dropped."""
+    lines = []
+    for line in path.read_text().splitlines() if path.exists() else []:
+        try:
+            lines.append(json.loads(line))
+        except json.JSONDecodeError:
+            continue
+    return lines
+
+
+def plot_losses(runs: dict[str, list[dict[str, Any]]], path: Path) -> None:
+    """Training loss and validation perplexity of one or more runs, against steps and against seconds, as a PNG."""
+    import matplotlib
+
+    matplotlib.use("agg")
+    from matplotlib import pyplot
+
+    figure, (left, middle, right) = pyplot.subplots(1, 3, figsize=(15, 4.2))
+    for name, lines in runs.items():
+        trained = [line for line in lines if "loss" in line]
+        tested = [line for line in lines if "perplexity" in line]
+        left.plot([line["step"] for line in trained], _smooth([line["loss"] for line in trained]), label=name, lw=1)
+        for axes, key in ((middle, "step"), (right, "seconds")):
+            axes.plot([line[key] for line in tested], [line["perplexity"] for line in tested], "o-", ms=3, label=name)
+    for axes, x, y in (
+        (left, "steps", "training loss (nats per token)"),
+        (middle, "steps", "validation perplexity (bound)"),
+        (right, "seconds of training", "validation perplexity (bound)"),
+    ):
+        axes.set_xlabel(x)
+        axes.set_ylabel(y)
+        axes.grid(alpha=0.3)
+        axes.spines[["top", "right"]].set_visible(False)
+    for axes in (middle, right):
+        axes.set_yscale("log")
+    left.legend(frameon=False)
+    figure.tight_layout()
+    write_aside(path, lambda aside: figure.savefig(aside, dpi=120, format="png"))
+    pyplot.close(figure)
+
+
+def _smooth(values: list[float], window: int = 20) -> list[float]:
+    """Running means over the last `window` values."""
+    sums, out = 0.0, []
+    for i, value in enumerate(values):
+        sums += value - (values[i - window] if i >= window else 0.0)
+        out.append(sums / min(i + 1, window))
+    return out

@@ -1,0 +1,253 @@
+"""A training run as a folder: run.json, metrics.jsonl, states/, model/, loss.png; killed at any moment, it resumes."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import math
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from accelerate import Accelerator
+from accelerate.utils import FullyShardedDataParallelPlugin, ProjectConfiguration
+from rich.console import Console
+from rich.markup import escape
+from torch import nn
+
+from maskless.api import Text, generate
+from maskless.checkpoint import NETWORKS, Model, write_aside
+from maskless.data.tokens import Prepared, open_tokens
+from maskless.ema import EMA
+from maskless.evaluate.likelihood import Likelihood, likelihood
+from maskless.nn.blocks import open_gates
+from maskless.train import state
+from maskless.train.loop import MODELS, Progress, TrainConfig, compile_layers, train
+from maskless.train.report import Metrics, plot_losses, progress_bar
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunConfig:
+    """Everything that determines a run; stands in its run.json."""
+
+    data: str  # a prepared folder
+    network: dict[str, Any]  # the network's sizes
+    train: TrainConfig
+
+    def write(self, folder: Path) -> None:
+        folder.mkdir(parents=True, exist_ok=True)
+        text = json.dumps(dataclasses.asdict(self), indent=2) + "\n"
+        write_aside(folder / "run.json", lambda path: path.write_text(text))
+
+    @staticmethod
+    def read(folder: Path) -> RunConfig:
+        try:
+            fields = json.loads((folder / "run.json").read_text())
+            return RunConfig(data=fields["data"], network=fields["network"], train=TrainConfig(**fields["train"]))
+        except FileNotFoundError:
+            raise ValueError(f"nothing to resume: {folder} has no run.json") from None
+        except (KeyError, TypeError, json.JSONDecodeError) as error:
+            raise ValueError(f"{folder / 'run.json'} is not a run's configuration: {error!r}") from None
+
+
+@dataclass(frozen=True)
+class Summary:
+    """How a run ended."""
+
+    model: Model
+    likelihood: Likelihood
+    samples: list[Text]
+    steps: int
+    seconds: float
+    tokens_per_second: float
+
+
+class Run:
+    """A run in progress: what is trained, and what happens at its stations. Every process has one; rank 0 writes."""
+
+    def __init__(self, folder: Path, config: RunConfig):
+        self.folder, self.config, self.settings = folder, config, config.train
+        self.data = open_tokens(config.data)
+        self.accelerator = _accelerator(self.settings, folder)
+        _check(config, self.data, self.accelerator.num_processes)
+        self.main = self.accelerator.is_main_process
+        torch.manual_seed(self.settings.seed)  # the same initial weights everywhere
+        make_config, make_network = NETWORKS[MODELS[self.settings.model][0]]
+        network: nn.Module = make_network(make_config(**config.network))
+        if self.settings.initial == "open":
+            open_gates(network)
+        compile_layers(network, self.settings, self.accelerator.device)
+        self.parameters = sum(p.numel() for p in network.parameters())
+        adam = torch.optim.AdamW(
+            network.parameters(),
+            lr=self.settings.learning_rate,
+            betas=(0.9, self.settings.beta2),
+            weight_decay=0.0,
+            fused=self.accelerator.device.type == "cuda",
+        )
+        self.network, self.optimizer = self.accelerator.prepare(network, adam)
+        self.ema = EMA(self.network.parameters(), self.settings.ema)
+        self.start, self.spent = state.restore(
+            folder / "states", self.network, self.optimizer, self.ema, self.accelerator
+        )
+        self.model = Model(self.accelerator.unwrap_model(self.network), self.data.codec(), self.data.layout)
+        if self.main:
+            config.write(folder)
+            self.metrics = Metrics(folder / "metrics.jsonl", self.start)
+        self.accelerator.init_trackers("tensorboard")
+        self.clock, self.waiting = Clock(self.spent), list[Progress]()
+
+    def __iter__(self) -> Iterator[Progress]:
+        """Optimiser steps, with the averages kept up."""
+        rows, common = self.data.split("train"), (self.settings, self.accelerator)
+        steps = train(
+            self.network, self.optimizer, rows, *common, start=self.start, spent=self.spent, pad=self.data.pad
+        )
+        for step in steps:
+            self.ema.update(self.network.parameters())
+            yield step
+
+    def log(self, step: Progress) -> float | None:
+        """Note a step; every `log_every` steps write the losses since the last time. Returns the last loss, if read."""
+        self.waiting.append(step)
+        if step.step % self.settings.log_every and step.share < 1:
+            return None
+        losses = torch.stack([torch.stack([s.loss.float(), s.gradient.float()]) for s in self.waiting])
+        losses = self.accelerator.reduce(losses, "mean").cpu()
+        for waited, (loss, gradient) in zip(self.waiting, losses.tolist(), strict=True):
+            if not math.isfinite(loss):
+                raise ValueError(f"the loss is {loss} at step {waited.step}: try a lower learning rate")
+            self._note(step=waited.step, loss=loss, gradient=gradient, rate=waited.rate)
+        self.waiting.clear()
+        return losses[-1, 0].item()
+
+    def evaluate(self, step: int, sequences: int) -> Likelihood:
+        """The validation bound of the averaged weights."""
+        with self.clock.paused(), self._averaged():
+            measured = likelihood(
+                self.network, self.data.split("valid"), sequences=sequences, samples=4, pad=self.data.pad
+            )
+        numbers = {"validation": measured.nats, "error": measured.error, "perplexity": measured.perplexity}
+        self._note(step=step, **numbers)
+        return measured
+
+    def samples(self, n: int) -> list[Text]:
+        """Texts from the averaged weights."""
+        with self.clock.paused(), self._averaged(), torch.compiler.set_stance("force_eager"):
+            return generate(self.model, n, seed=self.settings.seed)
+
+    def save(self, step: int) -> None:
+        """Write the training state, then the averaged model."""
+        with self.clock.paused():
+            trained = self.network, self.optimizer, self.ema, self.accelerator
+            state.save(self.folder / "states", step, self.clock.seconds, *trained, self.settings.keep)
+            with self._averaged():
+                weights = {name: state.whole(value) for name, value in self.model.network.state_dict().items()}
+                if self.main:
+                    self.model.save_pretrained(self.folder / "model", weights)
+
+    def close(self) -> None:
+        self.accelerator.end_training()
+        if self.main:
+            self.metrics.close()
+            plot_losses({self.settings.model: self.metrics.lines}, self.folder / "loss.png")
+
+    def _note(self, **line: Any) -> None:
+        if self.main:
+            self.metrics.add(**line, seconds=round(self.clock.seconds, 3))
+        self.accelerator.log({k: v for k, v in line.items() if k != "step"}, step=line["step"])
+
+    @contextmanager
+    def _averaged(self) -> Iterator[None]:
+        self.network.eval()
+        with self.ema.swapped_into(self.network.parameters()):
+            yield
+        self.network.train()
+
+
+class Clock:
+    """Seconds of training, with the time of evaluation and saving left out."""
+
+    def __init__(self, spent: float):
+        self.begin = time.monotonic() - spent
+
+    @property
+    def seconds(self) -> float:
+        return time.monotonic() - self.begin
+
+    @contextmanager
+    def paused(self) -> Iterator[None]:
+        before = time.monotonic()
+        yield
+        self.begin += time.monotonic() - before
+
+
+def run(folder: Path, config: RunConfig, console: Console, *, name: str = "training") -> Summary:
+    """Train from the newest state in the folder, or from the start, to the end, showing progress."""
+    this, settings = Run(folder, config), config.train
+    resumed = f", resumed at step {this.start:,}" if this.start else ""
+    _say(
+        this,
+        console,
+        f"[bold]{name}[/]: {settings.model}, {this.parameters / 1e6:.1f} M parameters, batch {settings.batch} x "
+        f"{this.data.length}, {this.accelerator.num_processes} process(es), {this.accelerator.device.type}{resumed}",
+    )
+    tokens, done, first = settings.batch * this.data.length, this.start, None
+    with progress_bar(console, enabled=this.main) as bar:
+        task = bar.add_task(name, total=1.0, text="starting")
+        for step in this:
+            done = step.step
+            if (loss := this.log(step)) is not None:
+                first = first or (done, this.clock.seconds)  # the first steps compile and warm up
+                speed = tokens * (done - first[0]) / max(1e-9, this.clock.seconds - first[1])
+                bar.update(task, completed=step.share, text=f"loss {loss:6.3f}  {speed:>9,.0f} tokens/s")
+            last = step.share >= 1
+            if settings.evaluate_every and done % settings.evaluate_every == 0 and not last:
+                measured = this.evaluate(done, 256)
+                _say(this, console, f"  step {done:,}: validation perplexity {_pm(measured)}")
+            if settings.sample_every and done % settings.sample_every == 0 and not last:
+                _say(this, console, f"  step {done:,}: {escape(repr(str(this.samples(1)[0])[:300]))}")
+            if (settings.save_every and done % settings.save_every == 0) or last:
+                this.save(done)
+    seconds = this.clock.seconds
+    speed = tokens * (done - first[0]) / (seconds - first[1]) if first and seconds > first[1] else 0.0
+    measured, samples = this.evaluate(done, 2048), this.samples(2)
+    this.close()
+    return Summary(this.model, measured, samples, done, seconds, speed)
+
+
+def _say(this: Run, console: Console, text: str) -> None:
+    if this.main:
+        console.print(text, highlight=False)
+
+
+def _pm(measured: Likelihood) -> str:
+    return f"{measured.perplexity:.1f} ± {measured.perplexity_error:.1f}"
+
+
+def _accelerator(settings: TrainConfig, folder: Path) -> Accelerator:
+    """Precision stays with `nn.autocast`, so Accelerate runs without mixed precision of its own."""
+    sharding = None
+    if settings.fsdp:
+        sharding = FullyShardedDataParallelPlugin(
+            fsdp_version=2,
+            auto_wrap_policy="transformer_based_wrap",
+            transformer_cls_names_to_wrap=["SelfBlock", "CrossBlock"],
+        )
+    project = ProjectConfiguration(project_dir=str(folder), logging_dir=str(folder))
+    return Accelerator(mixed_precision="no", log_with="tensorboard", project_config=project, fsdp_plugin=sharding)
+
+
+def _check(config: RunConfig, data: Prepared, processes: int) -> None:
+    settings, share = config.train, processes * config.train.accumulate
+    if settings.batch % share:
+        raise ValueError(f"batch {settings.batch} does not split over {processes} processes x {settings.accumulate}")
+    if config.network["vocab"] < data.vocab or config.network["length"] != data.length:
+        raise ValueError(
+            f"the data in {data.folder} has {data.vocab} ids and length {data.length}, "
+            f"the network {config.network['vocab']} and {config.network['length']}"
+        )

@@ -1,0 +1,77 @@
+"""Training states on disk: each is one file that appears whole, the last few are kept, the newest resumes the run."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import torch
+from accelerate import Accelerator
+from torch import Tensor, nn
+from torch.distributed.checkpoint.state_dict import StateDictOptions, get_state_dict, set_state_dict
+
+from maskless.checkpoint import write_aside
+from maskless.ema import EMA
+
+WHOLE = StateDictOptions(full_state_dict=True, cpu_offload=True)
+
+
+def save(
+    folder: Path,
+    step: int,
+    seconds: float,
+    network: nn.Module,
+    optimizer: torch.optim.Optimizer,
+    ema: EMA,
+    accelerator: Accelerator,
+    keep: int,
+) -> None:
+    """Write the state after `step` steps, then forget all but the newest `keep`."""
+    weights, moments = get_state_dict(network, optimizer, options=WHOLE)
+    state = {
+        "step": step,
+        "seconds": seconds,
+        "weights": weights,
+        "optimizer": moments,
+        "averages": [whole(average).cpu() for average in ema.averages],
+        "updates": ema.updates,
+    }
+    if accelerator.is_main_process:
+        folder.mkdir(parents=True, exist_ok=True)
+        write_aside(folder / f"step-{step:08d}.pt", lambda path: torch.save(state, path))
+        for old in saved(folder)[:-keep]:
+            old.unlink()
+        for part in folder.glob(".*.part"):  # left by a killed process
+            part.unlink()
+
+
+def restore(
+    folder: Path, network: nn.Module, optimizer: torch.optim.Optimizer, ema: EMA, accelerator: Accelerator
+) -> tuple[int, float]:
+    """Put the newest state in place; returns its step and the seconds spent, or zeros where there is none."""
+    states = saved(folder)
+    if not states:
+        return 0, 0.0
+    try:
+        state: dict[str, Any] = torch.load(states[-1], map_location="cpu", weights_only=True)
+        set_state_dict(
+            network,
+            optimizer,
+            model_state_dict=state["weights"],
+            optim_state_dict=state["optimizer"],
+            options=WHOLE,
+        )
+    except (RuntimeError, KeyError, EOFError, ValueError, OSError) as error:
+        raise ValueError(f"{states[-1]} does not fit this run or is damaged: {str(error).splitlines()[0]}") from None
+    ema.restore(state["averages"], state["updates"])
+    return state["step"], state["seconds"]
+
+
+def saved(folder: Path) -> list[Path]:
+    """The states in a folder, oldest first."""
+    return sorted(folder.glob("step-*.pt")) if folder.is_dir() else []
+
+
+def whole(value: Tensor) -> Tensor:
+    """A tensor that may be sharded over processes, in one piece."""
+    return value.full_tensor() if hasattr(value, "full_tensor") else value

@@ -1,0 +1,147 @@
+"""The three bodies of attention give the numbers of a plain loop; an empty segment gives zeros."""
+
+import math
+from dataclasses import replace
+
+import pytest
+import torch
+from torch import Tensor
+
+from maskless.nn.attention import attention, rotary_table, rotate
+from maskless.problems import Offsets
+
+RAGGED = [  # lengths of the segments of queries and of keys
+    pytest.param([3, 1, 4], [2, 5, 1], id="ragged"),
+    pytest.param([2, 3, 1, 2], [0, 4, 0, 1], id="empty keys"),
+    pytest.param([0, 3, 0], [2, 1, 3], id="empty queries"),
+    pytest.param([0, 2, 3], [0, 0, 2], id="both empty"),
+    pytest.param([2, 3], [0, 0], id="no keys at all"),
+    pytest.param([0, 0], [2, 3], id="no queries at all"),
+]
+EQUAL = [pytest.param([3, 3], [5, 5], id="equal"), pytest.param([2, 2, 2], [0, 0, 0], id="equal and empty")]
+OWN = [pytest.param([3, 0, 1, 5], id="ragged"), pytest.param([4, 4], id="equal"), pytest.param([0, 0], id="empty")]
+
+
+def packed(lengths: list[int], seed: int, heads: int = 2, width: int = 4) -> Tensor:
+    generator = torch.Generator().manual_seed(seed)
+    return torch.randn(sum(lengths), heads, width, generator=generator)
+
+
+def three(q_lengths: list[int], k_lengths: list[int], **shape: int) -> tuple[Tensor, Tensor, Tensor]:
+    return packed(q_lengths, 0, **shape), packed(k_lengths, 1, **shape), packed(k_lengths, 2, **shape)
+
+
+def offsets(lengths: list[int]) -> Offsets:
+    return Offsets.from_lengths(torch.tensor(lengths))
+
+
+def loop(
+    q: Tensor, k: Tensor, v: Tensor, q_lengths: list[int], k_lengths: list[int], causal: bool = False
+) -> Tensor:
+    """One query and one head at a time, in float64."""
+    q, k, v = q.double(), k.double(), v.double()
+    out, q_start, k_start = torch.zeros_like(q), 0, 0
+    for nq, nk in zip(q_lengths, k_lengths, strict=True):
+        for i in range(nq):
+            seen = range(k_start, k_start + (min(nk, i + 1) if causal else nk))
+            for head in range(q.shape[1]):
+                score = [float(q[q_start + i, head] @ k[j, head]) / math.sqrt(q.shape[2]) for j in seen]
+                total = sum(math.exp(s) for s in score)
+                for j, s in zip(seen, score, strict=True):
+                    out[q_start + i, head] += math.exp(s) / total * v[j, head]
+        q_start, k_start = q_start + nq, k_start + nk
+    return out
+
+
+@pytest.mark.parametrize(("q_lengths", "k_lengths"), RAGGED + EQUAL)
+def test_attention_equals_a_loop(q_lengths, k_lengths):
+    q, k, v = three(q_lengths, k_lengths)
+    out = attention(q, k, v, offsets(q_lengths), offsets(k_lengths), causal=False)
+    torch.testing.assert_close(out.double(), loop(q, k, v, q_lengths, k_lengths), atol=1e-6, rtol=0)
+
+
+@pytest.mark.parametrize("lengths", OWN)
+def test_causal_attention_equals_a_loop(lengths):
+    q, k, v = three(lengths, lengths)
+    out = attention(q, k, v, offsets(lengths), offsets(lengths), causal=True)
+    torch.testing.assert_close(out.double(), loop(q, k, v, lengths, lengths, causal=True), atol=1e-6, rtol=0)
+
+
+@pytest.mark.parametrize("causal", [False, True])
+def test_equal_lengths_give_the_same_numbers_dense_and_padded(causal):
+    q, k, v = three([5] * 3, [5] * 3)
+    dense = offsets([5] * 3)
+    padded = replace(dense, equal=False, longest=9)  # the bound may be larger than any length
+    torch.testing.assert_close(
+        attention(q, k, v, dense, dense, causal=causal),
+        attention(q, k, v, padded, padded, causal=causal),
+        atol=1e-6,
+        rtol=0,
+    )
+
+
+@pytest.mark.parametrize(("q_lengths", "k_lengths"), RAGGED + EQUAL)
+def test_empty_segments_give_zeros_and_clean_gradients(q_lengths, k_lengths):
+    q, k, v = (x.requires_grad_() for x in three(q_lengths, k_lengths))
+    out = attention(q, k, v, offsets(q_lengths), offsets(k_lengths), causal=False)
+    rows = offsets(q_lengths).owner
+    lonely = (torch.tensor(k_lengths) == 0)[rows]
+    assert (out[lonely] == 0).all()
+    weighed = (out * packed(q_lengths, 3)).sum() + 0 * sum(x.sum() for x in (q, k, v))
+    grads = torch.autograd.grad(weighed, (q, k, v))
+    assert all(g.isfinite().all() for g in grads)
+    assert (grads[0][lonely] == 0).all()
+
+
+def test_no_gradient_crosses_from_one_segment_to_another():
+    lengths = [3, 2, 4]
+    q, k, v = (x.requires_grad_() for x in three(lengths, lengths))
+    out = attention(q, k, v, offsets(lengths), offsets(lengths), causal=False)
+    for grad in torch.autograd.grad(out[3:5].square().sum(), (q, k, v)):
+        assert (grad[:3] == 0).all()
+        assert (grad[5:] == 0).all()
+        assert (grad[3:5] != 0).any()
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("causal", [False, True])
+@pytest.mark.parametrize(("q_lengths", "k_lengths"), [*RAGGED, pytest.param([70, 0, 9], [130, 3, 0], id="long")])
+def test_packed_attention_on_a_gpu_equals_padded_in_float32(q_lengths, k_lengths, causal):
+    if causal:
+        k_lengths = q_lengths
+    shape = {"heads": 2, "width": 64}
+    half = [x.bfloat16() for x in three(q_lengths, k_lengths, **shape)]
+    weight = packed(q_lengths, 3, **shape).bfloat16()
+
+    def run(device, dtype):
+        q, k, v = (x.to(device, dtype).requires_grad_() for x in half)
+        ends = (offsets(n).map(lambda x: x.to(device)) for n in (q_lengths, k_lengths))
+        ends = (replace(end, equal=False) for end in ends)
+        out = attention(q, k, v, *ends, causal=causal)
+        weighed = (out * weight.to(out)).sum() + 0 * sum(x.sum() for x in (q, k, v))
+        return out, *torch.autograd.grad(weighed, (q, k, v))
+
+    for ours, plain in zip(run("cuda", torch.bfloat16), run("cpu", torch.float32), strict=True):
+        torch.testing.assert_close(ours.cpu().float(), plain, atol=3e-2, rtol=3e-2)
+
+
+def test_rotation_depends_only_on_the_distance():
+    table = rotary_table(40, 8)
+    q, k = packed([1], 0, width=8), packed([1], 1, width=8)
+
+    def score(i: int, j: int) -> Tensor:
+        return (rotate(q, table[[i]]) * rotate(k, table[[j]])).sum(-1)
+
+    torch.testing.assert_close(score(3, 10), score(30, 37), atol=1e-5, rtol=0)
+    assert (score(3, 10) - score(10, 3)).abs().max() > 1e-2
+    assert torch.equal(rotate(q, table[[0]]), q)
+    torch.testing.assert_close(rotate(q, table[[39]]).norm(dim=-1), q.norm(dim=-1))
+
+
+def test_rotation_pairs_the_halves_of_a_head():
+    x = torch.zeros(1, 1, 6)
+    x[..., 1] = 1  # the second of the first half turns towards the second of the second half
+    angle = 5 * 10_000 ** (-2 / 6)
+    expected = torch.zeros(1, 1, 6)
+    expected[..., 1], expected[..., 4] = math.cos(angle), math.sin(angle)
+    torch.testing.assert_close(rotate(x, rotary_table(6, 6)[[5]]), expected)

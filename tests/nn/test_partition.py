@@ -1,0 +1,220 @@
+"""The Partition Transformer: nothing leaks, problems are what they say, and released logits come out again."""
+
+import pytest
+import torch
+from nn.reference import partition_logits, random_state
+from torch import Tensor, nn
+
+from maskless import official
+from maskless.nn.partition import PartitionConfig, PartitionTransformer, segment_logsumexp, segment_mean, sinusoids
+from maskless.problems import Offsets, dense, partition, split
+
+L = 8
+SPLITS = [pytest.param([3, 5], id="both groups"), pytest.param([0, 8], id="an empty group"), pytest.param([1, 7], id="one")]
+
+
+def batch(sizes: list[int], vocab: int = 10) -> tuple[Tensor, Tensor, Tensor]:
+    generator = torch.Generator().manual_seed(1)
+    tokens = torch.randint(vocab, (len(sizes), L), generator=generator)
+    return tokens, torch.rand(len(sizes), L, generator=generator).argsort(1), torch.tensor(sizes)
+
+
+def predictable(logits: Tensor) -> Tensor:
+    """All but the last id, which is -inf in a network with a mask id."""
+    return logits[:, :-1]
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("sizes", SPLITS)
+def test_a_changed_token_moves_no_logit_of_its_own_group(network, sizes):
+    tokens, order, n = batch(sizes)
+    problems, index = partition(tokens, order, n)
+    before = predictable(network(problems))
+    row, place = torch.div(index, L, rounding_mode="floor"), index % L
+    for b, size in enumerate(sizes):
+        groups = torch.empty(L, dtype=torch.long).scatter_(0, order[b], (torch.arange(L) >= size).long())
+        for position in range(L):
+            changed = tokens.clone()
+            changed[b, position] = (tokens[b, position] + 1) % 10
+            moved = (predictable(network(partition(changed, order, n)[0])) != before).any(-1)
+            other_group = (row == b) & (groups[place] != groups[position])
+            assert not moved[~other_group].any()
+            assert moved[other_group].all()
+
+
+@pytest.mark.parametrize("kind", ["position", "mean", "logsumexp", "ordered", "masked"])
+@pytest.mark.parametrize("sizes", SPLITS)
+def test_no_gradient_reaches_a_token_from_its_own_group(tiny, kind, sizes):
+    network = tiny(kind, vocab=2 * L + 1)
+    _, order, n = batch(sizes)
+    tokens = torch.randperm(2 * L, generator=torch.Generator().manual_seed(2)).view(2, L)  # an id names its place
+    problems, _ = partition(tokens, order, n)
+    logits = predictable(network(problems))
+    for problem in range(len(problems)):
+        mine = problems.target_offsets.owner == problem
+        weight = torch.randn(int(mine.sum()), 2 * L, generator=torch.Generator().manual_seed(3))
+        total = (logits[mine] * weight).sum()
+        (grad,) = torch.autograd.grad(total, network.embedding.weight, retain_graph=True)
+        context = problems.tokens[problems.offsets.owner == problem]
+        if len(weight):
+            assert (grad[context] != 0).any(-1).all()
+        hidden = torch.ones(2 * L, dtype=torch.bool).index_fill(0, context, False).nonzero()[:, 0]
+        assert (grad[hidden] == 0).all()
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("sizes", SPLITS)
+def test_problems_of_a_partition_equal_sampling_problems(network, sizes):
+    tokens, order, n = batch(sizes)
+    problems, _ = partition(tokens, order, n)
+    logits = network(problems).split(problems.target_offsets.lengths.tolist())
+    whole = torch.full_like(n, L)
+    swapped = torch.stack([o.roll(-size) for o, size in zip(order, sizes, strict=True)])
+    for parity, sequence, start in ((0, order, n), (1, swapped, L - n)):
+        step, _ = split(tokens, sequence, start, whole)
+        torch.testing.assert_close(torch.cat(logits[parity::2]), network(step), atol=1e-5, rtol=0)
+        for b in range(len(tokens)):
+            context, targets = sequence[b : b + 1, : start[b]], sequence[b : b + 1, start[b] :]
+            alone = network(dense(tokens[b : b + 1].gather(1, context), context, targets))
+            torch.testing.assert_close(logits[2 * b + parity], alone, atol=1e-5, rtol=0)
+
+
+@torch.no_grad()
+def test_padding_of_a_dense_row_is_not_seen(network):
+    tokens, positions, _ = batch([0, 0, 0])
+    targets, lengths = torch.tensor([[6, 1], [0, 3], [4, 4]]), torch.tensor([5, 0, 2])
+    padded = network(dense(tokens, positions, targets, lengths))
+    beyond = torch.arange(L) >= lengths[:, None]
+    changed = network(dense(tokens.masked_fill(beyond, 9), positions.masked_fill(beyond, 0), targets, lengths))
+    assert torch.equal(padded, changed)
+    for b, n in enumerate(lengths.tolist()):
+        alone = network(dense(tokens[b : b + 1, :n], positions[b : b + 1, :n], targets[b : b + 1]))
+        torch.testing.assert_close(padded[2 * b : 2 * b + 2], alone, atol=1e-5, rtol=0)
+
+
+@torch.no_grad()
+def test_targets_do_not_see_one_another(network):
+    tokens, order, _ = batch([0])
+    context, targets = order[:, :3], order[:, 3:]
+    together = network(dense(tokens.gather(1, context), context, targets))
+    for i in range(targets.shape[1]):
+        alone = network(dense(tokens.gather(1, context), context, targets[:, i : i + 1]))
+        torch.testing.assert_close(together[i : i + 1], alone, atol=1e-5, rtol=0)
+
+
+def test_an_empty_context_gives_finite_logits_and_gradients(network):
+    none = torch.empty(2, 0, dtype=torch.long)
+    logits = predictable(network(dense(none, none, torch.arange(2 * 3).view(2, 3))))
+    assert logits.isfinite().all()
+    logits.logsumexp(-1).sum().backward()
+    assert all(p.grad is None or p.grad.isfinite().all() for p in network.parameters())
+
+
+def encode(network: nn.Module, tokens: Tensor, positions: Tensor) -> Tensor:
+    """What the encoder gives for the context.  (n,), (n,) -> (n, D)"""
+    seen = []
+    handle = network.encoder[-1].register_forward_hook(lambda module, args, out: seen.append(out))
+    network(dense(tokens[None], positions[None], torch.zeros(1, 1, dtype=torch.long)))
+    handle.remove()
+    return seen[0]
+
+
+@torch.no_grad()
+@pytest.mark.parametrize(("kind", "frozen"), [("ordered", True), ("position", False)])
+def test_only_an_ordered_context_stays_as_it_was_when_tokens_are_added(tiny, kind, frozen):
+    network = tiny(kind)
+    tokens, order, _ = batch([0])
+    whole = encode(network, tokens[0, order[0]], order[0])
+    for n in range(1, L):
+        same = torch.allclose(encode(network, tokens[0, order[0, :n]], order[0, :n]), whole[:n], atol=1e-6, rtol=0)
+        assert same == frozen
+
+
+@torch.no_grad()
+def test_the_order_of_the_context_matters_only_to_an_ordered_one(partition_network):
+    tokens, order, _ = batch([0])
+    context, targets = order[:, :6], order[:, 6:]
+    one, other = (
+        partition_network(dense(tokens.gather(1, places), places, targets)) for places in (context, context.flip(1))
+    )
+    difference = (one - other).abs().max()
+    if partition_network.config.context == "ordered":
+        assert difference > 1e-4
+    else:
+        assert difference < 1e-5
+
+
+@torch.no_grad()
+def test_a_new_network_predicts_nothing_yet():
+    network = PartitionTransformer(PartitionConfig(vocab=5, length=L, width=16, heads=2, condition=8))
+    tokens, order, n = batch([3], vocab=5)
+    assert (network(partition(tokens, order, n)[0]) == 0).all()
+
+
+@torch.no_grad()
+def test_an_id_that_is_never_predicted_has_probability_zero(tiny):
+    problems, _ = partition(*batch([3, 5]))
+    open_, closed = tiny("position")(problems), tiny("position", never=4)(problems)
+    assert (closed[:, 4] == -torch.inf).all()
+    others = torch.arange(11) != 4
+    assert torch.equal(closed[:, others], open_[:, others])
+
+
+@pytest.mark.parametrize(("aggregate", "one"), [(segment_mean, Tensor.mean), (segment_logsumexp, Tensor.logsumexp)])
+def test_segment_aggregates_equal_those_of_each_segment(aggregate, one):
+    lengths = [3, 0, 1, 4, 0]
+    x = (30 * torch.randn(8, 5, generator=torch.Generator().manual_seed(0))).requires_grad_()
+    out = aggregate(x, Offsets.from_lengths(torch.tensor(lengths)))
+    expected = [one(part, 0) if len(part) else torch.zeros(5) for part in x.split(lengths)]
+    torch.testing.assert_close(out, torch.stack(expected))
+    ours, theirs = (torch.autograd.grad(y.square().sum(), x)[0] for y in (out, torch.stack(expected)))
+    torch.testing.assert_close(ours, theirs)
+
+
+def test_position_vectors_are_cosines_then_sines():
+    places = sinusoids(9, 6).double()
+    for i in range(9):
+        for j in range(3):
+            angle = torch.tensor(i / 10_000 ** (2 * j / 6)).double()
+            torch.testing.assert_close(places[i, [j, 3 + j]], torch.stack([angle.cos(), angle.sin()]), atol=1e-6, rtol=0)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"heads": 3}, "width 16 does not split into 3 heads"),
+        ({"heads": 16}, "heads of even width"),
+        ({"queries": "median"}, "unknown queries 'median': expected one of position, mean, logsumexp"),
+        ({"context": "sorted"}, "unknown context 'sorted': expected one of full, ordered"),
+    ],
+)
+def test_contradictory_sizes_are_refused(change, message):
+    with pytest.raises(ValueError, match=message):
+        PartitionConfig(**{"vocab": 5, "length": L, "width": 16, "heads": 2} | change)
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("mode", ["learn+freqs", "learn+freqs+mean", "learn+freqs+logsumexp"])
+@pytest.mark.parametrize(
+    "sizes",
+    [
+        {"vocab": 13, "width": 16, "heads": 2, "condition": 8, "encoder": 2, "decoder": 2},
+        {"vocab": 7, "width": 24, "heads": 1, "condition": 16, "encoder": 1, "decoder": 3},
+        {"vocab": 20, "width": 32, "heads": 8, "condition": 4, "encoder": 3, "decoder": 1},
+    ],
+    ids=["2+2 blocks", "1+3 blocks", "3+1 blocks"],
+)
+def test_the_network_gives_the_logits_of_the_released_architecture(tmp_path, mode, sizes):
+    state, B, n = random_state(**sizes), 4, 12
+    torch.save({"state_dict": {f"backbone.{name}": value for name, value in state.items()}}, tmp_path / "file.ckpt")
+    queries = official.QUERY_NAMES[mode]
+    network = official.read(tmp_path / "file.ckpt", weights="raw", queries=queries, length=n).eval()
+    generator = torch.Generator().manual_seed(5)
+    tokens = torch.randint(sizes["vocab"] - 1, (B, n), generator=generator)
+    groups = torch.randint(2, (B, n), generator=generator)
+    groups[-1] = 1  # every query of the last row has nothing to look at
+    expected = partition_logits(state, tokens, groups, sizes["heads"], mode).flatten(0, 1)
+    problems, index = partition(tokens, groups.argsort(dim=1, stable=True), (groups == 0).sum(1))
+    assert expected.std() > 0.3
+    ours = predictable(network(problems)).double()
+    torch.testing.assert_close(ours, predictable(expected[index]), atol=1e-5, rtol=0)

@@ -1,0 +1,157 @@
+"""Filters keep exactly the tokens of their definitions; draws are exact; random numbers belong to their row."""
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from maskless.logits import draw, row_keys, temper, top_k, top_p, uniforms
+
+LARGEST = 1 - 2.0**-53  # the largest double below 1
+
+
+def random_logits(rows: int, vocab: int, seed: int = 0) -> torch.Tensor:
+    return 2 * torch.randn(rows, vocab, generator=torch.Generator().manual_seed(seed))
+
+
+def kept(logits: torch.Tensor) -> list[set[int]]:
+    return [set(row.isfinite().nonzero()[:, 0].tolist()) for row in logits]
+
+
+def unchanged_where_kept(filtered: torch.Tensor, logits: torch.Tensor) -> bool:
+    return torch.equal(filtered[filtered.isfinite()], logits[filtered.isfinite()])
+
+
+@pytest.mark.parametrize("k", [1, 2, 5, 9, 100])
+def test_top_k_keeps_the_k_largest(k):
+    logits = random_logits(20, 9)
+    filtered = top_k(logits, k)
+    for row, found in zip(logits, kept(filtered), strict=True):
+        assert found == set(sorted(range(9), key=lambda i: -row[i])[:k])
+    assert unchanged_where_kept(filtered, logits)
+
+
+@pytest.mark.parametrize("vocab", [4, 100, 5_000])
+@pytest.mark.parametrize("k", [1, 3])
+def test_of_equal_logits_top_k_keeps_the_first(vocab, k):
+    assert kept(top_k(torch.zeros(2, vocab), k)) == [set(range(k))] * 2
+
+
+@given(st.lists(st.integers(1, 9), min_size=2, max_size=7), st.floats(0.01, 0.99))
+def test_top_p_keeps_the_smallest_set_that_reaches_p(weights, p):
+    share = torch.tensor(weights).double() / sum(weights)
+    filtered = top_p(share.log()[None], p)
+    order, total, expected = sorted(range(len(weights)), key=lambda i: -weights[i]), 0.0, set()
+    for i in order:
+        if abs(total - p) < 1e-9:
+            return  # which side a sum falls on is then a matter of rounding
+        if total >= p:
+            break
+        expected.add(i)
+        total += float(share[i])
+    assert kept(filtered) == [expected]
+    assert unchanged_where_kept(filtered, share.log()[None])
+
+
+def test_top_p_filters_each_row_by_itself():
+    logits = random_logits(8, 12)
+    for row, filtered in zip(logits, top_p(logits, 0.7), strict=True):
+        assert torch.equal(top_p(row[None], 0.7)[0], filtered)
+
+
+def test_top_p_never_brings_back_what_was_ruled_out():
+    logits = torch.tensor([[-torch.inf, 0.0, 0.0, -torch.inf]])
+    assert kept(top_p(logits, 0.999)) == [{1, 2}]
+
+
+@pytest.mark.parametrize("temperature", [0.25, 1.0, 3.0])
+def test_a_temperature_is_a_power_of_the_probabilities(temperature):
+    logits = random_logits(5, 7)
+    power = logits.softmax(-1) ** (1 / temperature)
+    torch.testing.assert_close(temper(logits, temperature).softmax(-1), power / power.sum(-1, keepdim=True))
+
+
+def test_temperature_zero_is_greedy():
+    logits = random_logits(50, 9)
+    for u in (0.0, 0.5, LARGEST):
+        drawn = draw(temper(logits, 0), torch.full((50,), u, dtype=torch.float64))
+        assert torch.equal(drawn, logits.argmax(-1))
+
+
+def test_draws_follow_the_softmax(p_value):
+    logits = random_logits(1, 12)
+    u = torch.rand(200_000, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    drawn = draw(logits.expand(200_000, 12), u)
+    assert p_value(drawn.bincount(minlength=12), 200_000 * logits[0].double().softmax(-1)) > 1e-4
+
+
+def test_a_draw_is_the_inverse_of_the_cumulative_sum():
+    logits = torch.tensor([0.25, 0.5, 0.25], dtype=torch.float64).log().expand(5, 3)
+    u = torch.tensor([0.0, 0.24, 0.26, 0.74, 0.76], dtype=torch.float64)
+    assert draw(logits, u).tolist() == [0, 0, 1, 1, 2]
+
+
+@pytest.mark.parametrize("u", [0.0, 1e-300, 0.5, LARGEST])
+@given(possible=st.lists(st.booleans(), min_size=1, max_size=9).filter(any), scale=st.floats(0, 200))
+def test_a_token_of_probability_zero_is_never_drawn(u, possible, scale):
+    logits = scale * torch.linspace(-1, 1, len(possible))
+    logits = logits.masked_fill(~torch.tensor(possible), -torch.inf)[None]
+    drawn = int(draw(logits, torch.tensor([u], dtype=torch.float64)))
+    assert possible[drawn]
+
+
+def test_the_extreme_draws_give_the_first_and_the_last_possible_token():
+    logits = torch.tensor([[-torch.inf, 1.0, 0.0, 2.0, -torch.inf]])
+    assert draw(logits, torch.tensor([0.0]).double()).tolist() == [1]
+    assert draw(logits, torch.tensor([LARGEST])).tolist() == [3]
+
+
+def test_uniforms_are_uniform(p_value):
+    u = uniforms(row_keys(0, torch.arange(200))[:, None], torch.arange(500), 0)
+    assert 0 <= float(u.min()) <= float(u.max()) < 1
+    observed = (u.flatten() * 100).long().bincount(minlength=100)
+    assert p_value(observed, torch.full((100,), 1_000.0)) > 1e-4
+
+
+def test_uniforms_have_53_even_bits(p_value):
+    whole = (uniforms(row_keys(3, torch.arange(4_000)), torch.tensor(5), 2) * 2.0**53).long()
+    for bit in range(53):
+        ones = int((whole >> bit & 1).sum())
+        assert p_value(torch.tensor([ones, 4_000 - ones]), torch.tensor([2_000.0, 2_000.0])) > 1e-6, bit
+
+
+def test_uniforms_are_a_function_of_their_arguments():
+    keys, columns = row_keys(7, torch.arange(5))[:, None], torch.arange(6)
+    table = uniforms(keys, columns, 1)
+    assert table.shape == (5, 6)
+    assert torch.equal(table, uniforms(keys, columns, 1))
+    assert table[3, 4] == uniforms(keys[3], torch.tensor([4]), 1)
+
+
+def pairs(what: str) -> tuple[torch.Tensor, torch.Tensor]:
+    """Two long rows of numbers that differ in one argument only."""
+    samples, columns = torch.arange(300)[:, None], torch.arange(300)
+    keys = row_keys(0, samples)
+    base = uniforms(keys, columns, 0)
+    other = {
+        "purpose": lambda: uniforms(keys, columns, 1),
+        "seed": lambda: uniforms(row_keys(1, samples), columns, 0),
+        "sample": lambda: uniforms(row_keys(0, samples + 1), columns, 0),
+        "column": lambda: uniforms(keys, columns + 1, 0),
+    }
+    return base.flatten(), other[what]().flatten()
+
+
+@pytest.mark.parametrize("what", ["purpose", "seed", "sample", "column"])
+def test_numbers_that_differ_in_one_argument_are_independent(what, p_value):
+    a, b = pairs(what)
+    together = ((a * 10).long() * 10 + (b * 10).long()).bincount(minlength=100)
+    assert p_value(together, torch.full((100,), len(a) / 100)) > 1e-4
+    assert abs(float(torch.corrcoef(torch.stack([a, b]))[0, 1])) < 4 / len(a) ** 0.5
+
+
+def test_row_keys_are_distinct_and_fit_the_generator():
+    keys = torch.cat([row_keys(seed, torch.arange(1_000)) for seed in (0, 1, 2, -1, 2**62)])
+    assert len(keys.unique()) == len(keys)
+    assert int(keys.min()) >= 0
+    assert int(keys.max()) < 2**60  # times 8 purposes, this still fits 63 bits

@@ -1,0 +1,118 @@
+"""Problems are exactly the contexts and targets that were asked for, however they are packed."""
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from maskless.problems import Offsets, Problems, dense, partition, split
+
+
+def rows(values, offsets: Offsets) -> list[list[int]]:
+    return [part.tolist() for part in values.split(offsets.lengths.tolist())]
+
+
+def batch(sizes: list[int], L: int, seed: int = 0):
+    """Tokens that name their row and position, and a random order of the positions of each row."""
+    tokens = 100 * torch.arange(len(sizes))[:, None] + torch.arange(L)
+    order = torch.rand(len(sizes), L, generator=torch.Generator().manual_seed(seed)).argsort(1)
+    return tokens, order, torch.tensor(sizes)
+
+
+@given(st.lists(st.integers(0, 5), min_size=1, max_size=6))
+def test_offsets_say_where_every_element_stands(lengths):
+    offsets = Offsets.from_lengths(torch.tensor(lengths))
+    places = [(s, i) for s, n in enumerate(lengths) for i in range(n)]
+    assert len(offsets) == len(lengths)
+    assert offsets.lengths.tolist() == lengths
+    assert (offsets.total, offsets.longest) == (sum(lengths), max(lengths))
+    assert offsets.equal == (len(set(lengths)) == 1)
+    assert list(zip(offsets.owner.tolist(), offsets.within.tolist(), strict=True)) == places
+    assert offsets.slots.tolist() == [s * max(lengths) + i for s, i in places]
+    assert offsets.real.tolist() == [[i < n for i in range(max(lengths))] for n in lengths]
+
+
+@pytest.mark.parametrize(("segments", "length"), [(3, 4), (1, 1), (2, 0)])
+def test_regular_offsets_equal_those_of_equal_lengths(segments, length):
+    regular, ragged = Offsets.regular(segments, length), Offsets.from_lengths(torch.full((segments,), length))
+    assert regular.equal
+    assert ragged.equal
+    assert torch.equal(regular.bounds, ragged.bounds)
+    assert (regular.total, regular.longest) == (ragged.total, ragged.longest)
+
+
+@given(st.lists(st.integers(0, 6), min_size=1, max_size=4), st.integers(0, 99))
+def test_each_group_of_a_partition_predicts_the_other(sizes, seed):
+    L = 6
+    tokens, order, n = batch(sizes, L, seed)
+    problems, index = partition(tokens, order, n)
+    contexts, known = rows(problems.positions, problems.offsets), rows(problems.tokens, problems.offsets)
+    targets = rows(problems.targets, problems.target_offsets)
+    for b, size in enumerate(sizes):
+        first, second = order[b, :size].tolist(), order[b, size:].tolist()
+        assert contexts[2 * b : 2 * b + 2] == [first, second]
+        assert targets[2 * b : 2 * b + 2] == [second, first]
+        assert known[2 * b : 2 * b + 2] == [tokens[b, first].tolist(), tokens[b, second].tolist()]
+    row_of_target = problems.target_offsets.owner // 2
+    assert torch.equal(tokens.flatten()[index], 100 * row_of_target + problems.targets)
+
+
+@pytest.mark.parametrize("sizes", [[0, 6], [3, 3], [1, 5]])
+def test_the_shapes_of_a_partition_do_not_depend_on_the_split(sizes):
+    problems, index = partition(*batch(sizes, 6))
+    assert len(problems.tokens) == len(problems.positions) == len(problems.targets) == len(index) == 12
+    assert sorted(index.tolist()) == list(range(12))
+    for offsets in (problems.offsets, problems.target_offsets):
+        assert (len(offsets), offsets.total, offsets.longest, offsets.equal) == (4, 12, 6, False)
+
+
+def test_both_problems_of_a_partitioned_row_have_its_label():
+    problems, _ = partition(*batch([2, 4], 6), labels=torch.tensor([7, 9]))
+    assert problems.labels.tolist() == [7, 7, 9, 9]
+
+
+def test_a_split_knows_the_first_positions_of_the_order_and_predicts_the_next():
+    tokens, order, starts = batch([0, 2, 5], 6)
+    ends = torch.tensor([1, 2, 6])
+    problems, index = split(tokens, order, starts, ends)
+    expected = [order[b, :s].tolist() for b, s in enumerate(starts)]
+    assert rows(problems.positions, problems.offsets) == expected
+    assert rows(problems.tokens, problems.offsets) == [tokens[b, p].tolist() for b, p in enumerate(expected)]
+    wanted = [order[b, s:e].tolist() for b, (s, e) in enumerate(zip(starts, ends, strict=True))]
+    assert rows(problems.targets, problems.target_offsets) == wanted
+    assert tokens.flatten()[index].tolist() == [int(tokens[b, p]) for b, part in enumerate(wanted) for p in part]
+
+
+def test_a_dense_row_knows_its_first_tokens_only():
+    tokens, positions = torch.arange(12).view(3, 4), torch.arange(12).flip(0).view(3, 4) % 5
+    targets = torch.tensor([[0, 1], [2, 3], [4, 4]])
+    ragged = dense(tokens, positions, targets, torch.tensor([4, 0, 1]), labels=torch.tensor([1, 2, 3]))
+    assert rows(ragged.tokens, ragged.offsets) == [[0, 1, 2, 3], [], [8]]
+    assert rows(ragged.positions, ragged.offsets) == [positions[0].tolist(), [], [int(positions[2, 0])]]
+    assert rows(ragged.targets, ragged.target_offsets) == targets.tolist()
+    assert ragged.labels.tolist() == [1, 2, 3]
+    whole = dense(tokens, positions, targets)
+    assert rows(whole.tokens, whole.offsets) == tokens.tolist()
+    assert whole.offsets.equal
+
+
+def test_mapping_changes_every_tensor_and_nothing_else():
+    problems, _ = partition(*batch([2, 4], 6), labels=torch.tensor([7, 9]))
+    doubled = problems.map(lambda x: x * 2)
+    for name in ("tokens", "positions", "targets", "labels"):
+        assert torch.equal(getattr(doubled, name), 2 * getattr(problems, name))
+    for name in ("offsets", "target_offsets"):
+        before, after = getattr(problems, name), getattr(doubled, name)
+        assert torch.equal(after.bounds, 2 * before.bounds)
+        assert (after.total, after.longest, after.equal) == (before.total, before.longest, before.equal)
+
+
+@pytest.mark.gpu
+def test_problems_move_to_a_device_whole():
+    problems, _ = partition(*batch([2, 4], 6), labels=torch.tensor([7, 9]))
+    moved: Problems = problems.to("cuda")
+    for name in ("tokens", "positions", "targets", "labels"):
+        assert getattr(moved, name).is_cuda
+        assert torch.equal(getattr(moved, name).cpu(), getattr(problems, name))
+    assert moved.offsets.slots.is_cuda
+    assert torch.equal(moved.target_offsets.bounds.cpu(), problems.target_offsets.bounds)
