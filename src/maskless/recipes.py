@@ -41,7 +41,6 @@ PAPER = {
     "learning_rate": 3e-4,
     "warmup": 2_500,
     "decay": "constant",
-    "beta2": 0.999,
     "initial": "released",
     "weights": "bounded",
 }

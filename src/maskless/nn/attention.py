@@ -33,6 +33,8 @@ def _dense(q: Tensor, k: Tensor, v: Tensor, segments: int, causal: bool) -> Tens
 
 
 def _packed(q: Tensor, k: Tensor, v: Tensor, q_offsets: Offsets, k_offsets: Offsets, causal: bool) -> Tensor:
+    if k.shape[0] == 0 or q.shape[0] == 0:
+        return torch.zeros_like(q)
     window = (-1, 0) if causal else (-1, -1)
     ends = q_offsets.bounds, k_offsets.bounds, q_offsets.longest, k_offsets.longest
     out = varlen_attn(q, k, v, *ends, window_size=window)

@@ -9,6 +9,7 @@ Shapes: T context tokens, U targets, D width, C condition width, V vocabulary, h
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 
 import torch
 import torch.nn.functional as F
@@ -17,16 +18,40 @@ from torch import Tensor, nn
 from maskless.nn.attention import attention, rotate
 from maskless.problems import Offsets
 
+Weights = tuple[Tensor, Tensor | None]
+Attend = Callable[[Tensor, Tensor, Tensor, Offsets, bool], Tensor]
+
+
+def attend_within(q: Tensor, k: Tensor, v: Tensor, offsets: Offsets, causal: bool) -> Tensor:
+    return attention(q, k, v, offsets, offsets, causal=causal)
+
 
 class Norm(nn.Module):
-    """Layer norm in float32 with a weight and no bias."""
+    """The weight of a layer norm without bias. It is never applied to tokens: the linear that follows takes it in."""
 
     def __init__(self, width: int):
         super().__init__()
         self.weight = nn.Parameter(torch.ones(width))
 
-    def forward(self, x: Tensor) -> Tensor:
-        return F.layer_norm(x.float(), self.weight.shape, self.weight.float())
+
+def normalise(x: Tensor) -> Tensor:
+    """Mean 0 and variance 1 along the width, in float32.  (T, D) -> (T, D)"""
+    return F.layer_norm(x.float(), x.shape[-1:])
+
+
+def fold_in(linear: nn.Linear, norm: Norm, shift: Tensor | None = None, scale: Tensor | None = None) -> Weights:
+    """Weight and bias of linear(x * norm * (1 + scale) + shift) as one linear of the normalised x.
+
+    The modulations are constants, so folding them is exact; it spares a pass over all tokens in the forward pass and
+    a sum over all tokens for each of them in the backward pass.
+    """
+    weight = linear.weight * (norm.weight if scale is None else norm.weight * (1 + scale))
+    return weight, linear.bias if shift is None else F.linear(shift, linear.weight, linear.bias)[0]
+
+
+def fold_out(linear: nn.Linear, gate: Tensor) -> Weights:
+    """Weight and bias of gate * linear(x) as one linear."""
+    return gate[0, :, None] * linear.weight, None if linear.bias is None else gate[0] * linear.bias
 
 
 class Embedding(nn.Module):
@@ -57,7 +82,7 @@ class ConstantCondition(nn.Module):
 
 
 class Modulation(nn.Module):
-    """Shifts, scales and gates from a condition; all zero at first.  (1, C) -> n x (1, D)"""
+    """Shifts, scales and gates from the condition; all zero at first.  (1, C) -> n x (1, D)"""
 
     def __init__(self, condition: int, width: int, parts: int):
         super().__init__()
@@ -71,13 +96,16 @@ class Modulation(nn.Module):
 
 
 class MLP(nn.Module):
+    """The normalised x, modulated, through four times the width and back, gated.  (T, D) -> (T, D)"""
+
     def __init__(self, width: int):
         super().__init__()
         self.up = nn.Linear(width, 4 * width)
         self.down = nn.Linear(4 * width, width)
 
-    def forward(self, x: Tensor) -> Tensor:
-        return self.down(F.gelu(self.up(x), approximate="tanh"))
+    def forward(self, x: Tensor, norm: Norm, shift: Tensor, scale: Tensor, gate: Tensor) -> Tensor:
+        hidden = F.gelu(F.linear(normalise(x), *fold_in(self.up, norm, shift, scale)), approximate="tanh")
+        return F.linear(hidden, *fold_out(self.down, gate))
 
 
 class SelfBlock(nn.Module):
@@ -95,24 +123,22 @@ class SelfBlock(nn.Module):
         self.mlp = MLP(width)
         self.modulation = Modulation(condition, width, 6)
 
-    def forward(self, x: Tensor, offsets: Offsets, rope: Tensor, condition: Tensor) -> Tensor:
-        shift1, scale1, gate1, shift2, scale2, gate2 = self.modulation(condition)
-        q, k, v = self.project(modulate(self.norm1(x), shift1, scale1), rope)
-        a = attention(q, k, v, offsets, offsets, causal=self.causal)
-        x = x + gate1 * F.dropout(self.out(a.flatten(1)), self.dropout, self.training)
-        y = self.mlp(modulate(self.norm2(x), shift2, scale2))
-        return x + gate2 * F.dropout(y, self.dropout, self.training)
-
-    def project(self, y: Tensor, rope: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Queries, keys and values, the first two rotated.  (T, D) -> 3 x (T, h, d)"""
-        q, k, v = self.qkv(y).unflatten(1, (3, self.heads, -1)).unbind(1)
-        return rotate(q, rope), rotate(k, rope), v
+    def forward(
+        self, x: Tensor, offsets: Offsets, rope: Tensor, condition: Tensor, attend: Attend = attend_within
+    ) -> Tensor:
+        """attend: (q, k, v, offsets, causal) -> (T, h, d); a cache puts its own in place."""
+        shift1, scale1, gate1, *modulation2 = self.modulation(condition)
+        qkv = F.linear(normalise(x), *fold_in(self.qkv, self.norm1, shift1, scale1))
+        q, k, v = qkv.unflatten(1, (3, self.heads, -1)).unbind(1)
+        a = attend(rotate(q, rope), rotate(k, rope), v, offsets, self.causal)
+        x = x + F.dropout(F.linear(a.flatten(1), *fold_out(self.out, gate1)), self.dropout, self.training)
+        return x + F.dropout(self.mlp(x, self.norm2, *modulation2), self.dropout, self.training)
 
 
 class CrossBlock(nn.Module):
     """Targets attend to the encoded context of their problem, then an MLP; no attention among targets.
 
-    x (U, D) targets, memory (T, D) raw encoder output -> (U, D)
+    x (U, D) targets, memory (T, D) normalised encoder output -> (U, D)
     """
 
     def __init__(self, width: int, heads: int, condition: int, dropout: float):
@@ -129,13 +155,13 @@ class CrossBlock(nn.Module):
         self, x: Tensor, memory: Tensor, ends: tuple[Offsets, Offsets], ropes: tuple[Tensor, Tensor], condition: Tensor
     ) -> Tensor:
         """ends, ropes: of the targets and of the context."""
-        shift1, scale1, gate1, shift2, scale2, gate2 = self.modulation(condition)
-        q = self.q(modulate(self.norm_q(x), shift1, scale1)).unflatten(1, (self.heads, -1))
-        k, v = self.kv(self.norm_kv(memory)).unflatten(1, (2, self.heads, -1)).unbind(1)
+        shift1, scale1, gate1, *modulation2 = self.modulation(condition)
+        q = F.linear(normalise(x), *fold_in(self.q, self.norm_q, shift1, scale1)).unflatten(1, (self.heads, -1))
+        kv = F.linear(memory, *fold_in(self.kv, self.norm_kv))
+        k, v = kv.unflatten(1, (2, self.heads, -1)).unbind(1)
         a = attention(rotate(q, ropes[0]), rotate(k, ropes[1]), v, *ends, causal=False)
-        x = x + gate1 * F.dropout(self.out(a.flatten(1)), self.dropout, self.training)
-        y = self.mlp(modulate(self.norm2(x), shift2, scale2))
-        return x + gate2 * F.dropout(y, self.dropout, self.training)
+        x = x + F.dropout(F.linear(a.flatten(1), *fold_out(self.out, gate1)), self.dropout, self.training)
+        return x + F.dropout(self.mlp(x, self.norm2, *modulation2), self.dropout, self.training)
 
 
 class Head(nn.Module):
@@ -151,16 +177,11 @@ class Head(nn.Module):
         self.modulation = Modulation(condition, width, 2)
 
     def forward(self, x: Tensor, condition: Tensor) -> Tensor:
-        shift, scale = self.modulation(condition)
-        logits: Tensor = self.linear(modulate(self.norm(x), shift, scale))
+        logits = F.linear(normalise(x), *fold_in(self.linear, self.norm, *self.modulation(condition)))
         if self.never is None:
             return logits
         ids = torch.arange(logits.shape[-1], device=logits.device)
         return logits.masked_fill(ids == self.never, -torch.inf)
-
-
-def modulate(x: Tensor, shift: Tensor, scale: Tensor) -> Tensor:
-    return x * (1 + scale) + shift
 
 
 def open_gates(network: nn.Module) -> None:

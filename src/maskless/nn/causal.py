@@ -15,7 +15,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from maskless.nn.attention import rotary_table
-from maskless.nn.blocks import ConstantCondition, Embedding, Head, SelfBlock, modulate
+from maskless.nn.blocks import ConstantCondition, Embedding, Head, SelfBlock
 from maskless.problems import Offsets, Problems
 
 
@@ -106,22 +106,23 @@ class CausalTransformer(nn.Module):
         S, n, _ = x.shape
         begin, cache.used = cache.used, cache.used + n
         rope, condition = self.rope[begin : cache.used].repeat(S, 1, 1), self.condition()
-        x = x.flatten(0, 1)
+        x, offsets = x.flatten(0, 1), Offsets.regular(S, n, x.device)
         for layer, block in enumerate(self.blocks):
-            assert isinstance(block, SelfBlock)
-            x = self._cached(block, x, rope, condition, (cache.keys[layer], cache.values[layer]), begin)
+            x = block(x, offsets, rope, condition, _Cached(cache.keys[layer], cache.values[layer], begin))
         return self.head(x.unflatten(0, (S, n))[:, -1], condition)
 
-    @staticmethod
-    def _cached(
-        block: SelfBlock, x: Tensor, rope: Tensor, condition: Tensor, kv: tuple[Tensor, Tensor], begin: int
-    ) -> Tensor:
-        shift1, scale1, gate1, shift2, scale2, gate2 = block.modulation(condition)
-        q, k, v = block.project(modulate(block.norm1(x), shift1, scale1), rope)
-        S = kv[0].shape[0]
-        q, k, v = (y.unflatten(0, (S, -1)).transpose(1, 2) for y in (q, k, v))  # (S, h, n, d)
-        end = begin + q.shape[2]
-        kv[0][:, :, begin:end], kv[1][:, :, begin:end] = k, v
-        a = F.scaled_dot_product_attention(q, kv[0][:, :, :end], kv[1][:, :, :end], is_causal=begin == 0)
-        x = x + gate1 * block.out(a.transpose(1, 2).flatten(2).flatten(0, 1))
-        return x + gate2 * block.mlp(modulate(block.norm2(x), shift2, scale2))
+
+@dataclass
+class _Cached:
+    """Attention of new tokens to themselves and to those in the cache, which they join."""
+
+    keys: Tensor  # (S, h, L, d)
+    values: Tensor
+    begin: int
+
+    def __call__(self, q: Tensor, k: Tensor, v: Tensor, offsets: Offsets, causal: bool) -> Tensor:
+        q, k, v = (y.unflatten(0, (len(offsets), -1)).transpose(1, 2) for y in (q, k, v))  # (S, h, n, d)
+        end = self.begin + q.shape[2]
+        self.keys[:, :, self.begin : end], self.values[:, :, self.begin : end] = k, v
+        past = self.keys[:, :, :end], self.values[:, :, :end]
+        return F.scaled_dot_product_attention(q, *past, is_causal=self.begin == 0).transpose(1, 2).flatten(0, 1)

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from maskless.nn.attention import attention, rotary_table, rotate
-from maskless.nn.blocks import ConstantCondition, CrossBlock, Embedding, Head, SelfBlock
+from maskless.nn.blocks import ConstantCondition, CrossBlock, Embedding, Head, SelfBlock, normalise
 from maskless.problems import Offsets, Problems
 
 QUERIES = ("position", "mean", "logsumexp")
@@ -72,6 +72,7 @@ class PartitionTransformer(nn.Module):
         for block in self.encoder:
             memory = block(memory, problems.offsets, ropes[1], condition)
         x = self.swap(problems.targets, memory, ends, ropes).to(memory.dtype)  # (U, D)
+        memory = normalise(memory)  # once for all decoder layers: their norms share the statistics
         for block in self.decoder:
             x = block(x, memory, ends, ropes, condition)
         return self.head(x, condition)

@@ -23,6 +23,7 @@ from torch import Tensor, nn
 from maskless.data.tokens import TokenRows, global_batch
 from maskless.nn import autocast
 from maskless.nn.blocks import CrossBlock, Head, SelfBlock
+from maskless.nn.partition import GroupSwap
 from maskless.objective import OBJECTIVES, Task, negative_log_likelihood, noise
 
 # What `--model` names: the network that is built and the task it is trained on.
@@ -49,7 +50,6 @@ class TrainConfig:
     batch: int = 512  # sequences of an optimiser step, over all processes
     accumulate: int = 1  # each process takes its share in this many pieces
     learning_rate: float = 3e-4
-    beta2: float = 0.99  # of Adam; the paper's 0.999 forgets the first, steep steps too slowly
     initial: str = "open"  # first weights: open gates (blocks.py), or as the released networks start
     warmup: int = 2_500
     decay: str = "constant"
@@ -155,7 +155,7 @@ def compile_layers(network: nn.Module, config: TrainConfig, device: torch.device
     """Compile each kind of layer once; all layers of a kind share the code, so it starts in seconds."""
     if _compiles(config, device):
         for module in network.modules():
-            if isinstance(module, SelfBlock | CrossBlock | Head):
+            if isinstance(module, SelfBlock | CrossBlock | GroupSwap | Head):
                 module.compile()
 
 

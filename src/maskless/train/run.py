@@ -85,7 +85,6 @@ class Run:
         adam = torch.optim.AdamW(
             network.parameters(),
             lr=self.settings.learning_rate,
-            betas=(0.9, self.settings.beta2),
             weight_decay=0.0,
             fused=self.accelerator.device.type == "cuda",
         )
