@@ -53,6 +53,12 @@ def test_top_p_keeps_the_smallest_set_that_reaches_p(weights, p):
     assert unchanged_where_kept(filtered, share.log()[None])
 
 
+@pytest.mark.parametrize(("p", "count"), [(0.4999, 1), (0.5001, 2), (0.7499, 2), (0.7501, 3), (0.8751, 4)])
+def test_top_p_turns_where_the_sum_passes_p(p, count):
+    logits = torch.tensor([[0.125, 0.5, 0.125, 0.25]]).log()
+    assert kept(top_p(logits, p)) == [set([1, 3, 0, 2][:count])]
+
+
 def test_top_p_filters_each_row_by_itself():
     logits = random_logits(8, 12)
     for row, filtered in zip(logits, top_p(logits, 0.7), strict=True):

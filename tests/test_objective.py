@@ -116,6 +116,19 @@ def test_the_bound_estimates_the_mean_over_all_orders(table, known, samples):
     assert near(estimates, table.exact(known))
 
 
+def test_the_bound_of_an_ordered_context_is_the_mean_over_all_orders(tiny):
+    model = Model(tiny("ordered", scale=0.3, vocab=V, length=L))
+    costs = []
+    with torch.no_grad():
+        for order in itertools.permutations(range(L)):
+            for n in range(L):
+                shown, target = torch.tensor([order[:n]], dtype=torch.long), torch.tensor([order[n : n + 1]])
+                logits = model.predict(ROW[shown], shown, target)[0]
+                costs.append(float(F.cross_entropy(logits, ROW[target[0]])))
+    estimates = bound(model.network, ROW.repeat(4_000, 1), samples=L)
+    assert near(estimates, L * sum(costs) / len(costs))
+
+
 @pytest.mark.parametrize("known", [0b0111, 0b1111])
 def test_the_bound_of_one_unknown_token_or_none_is_exact(table, known):
     estimates = bound(table, ROW.repeat(5, 1), bits(known).repeat(5, 1), samples=2)
@@ -144,6 +157,26 @@ def test_the_bound_is_the_sum_over_how_many_are_shown():
         m = int((~known[row]).sum())
         estimate = bound(costs_fall_with_context, tokens[row : row + 1], known[row : row + 1], samples=m, seed=row)
         torch.testing.assert_close(float(estimate), exact, rtol=1e-6, atol=0)
+
+
+def test_each_sample_of_the_bound_lets_two_groups_predict_each_other():
+    seen: list[Problems] = []
+
+    def watching(problems: Problems) -> Tensor:
+        seen.append(problems)
+        return uniform_network(problems)
+
+    known = torch.tensor([[False] * 7, [True, False, False, True, False, False, False]])
+    bound(watching, torch.zeros(2, 7, dtype=torch.long), known, samples=5)
+    for one, other in zip(seen[::2], seen[1::2], strict=True):
+        for row in range(2):
+            given = set(known[row].nonzero()[:, 0].tolist())
+            shown = [set(p.positions[p.offsets.owner == row].tolist()) - given for p in (one, other)]
+            asked = [set(p.targets[p.target_offsets.owner == row].tolist()) for p in (one, other)]
+            assert shown == asked[::-1]
+            assert shown[0] | shown[1] | given == set(range(7))
+            assert given <= set(one.positions[one.offsets.owner == row].tolist())
+    assert len({len(problems.targets) for problems in seen}) > 2
 
 
 @pytest.mark.parametrize("samples", [1, 2, 7])

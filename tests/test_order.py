@@ -50,7 +50,7 @@ def test_the_order_of_a_row_depends_on_its_own_draws_only(name):
 
 @given(unknown=st.lists(st.integers(0, 12), min_size=1, max_size=5), steps=st.integers(1, 12))
 def test_uniform_counts_add_up_and_differ_by_at_most_one(unknown, steps):
-    counts = uniform(torch.tensor(unknown), steps, draws(len(unknown), 12))
+    counts = uniform(torch.tensor(unknown), torch.full((len(unknown),), steps), draws(len(unknown), 12))
     assert counts.shape == (len(unknown), steps)
     assert counts.sum(1).tolist() == unknown
     assert ((counts.amax(1) - counts.amin(1)) <= 1).all()
@@ -58,7 +58,7 @@ def test_uniform_counts_add_up_and_differ_by_at_most_one(unknown, steps):
 
 @given(unknown=st.lists(st.integers(0, 12), min_size=1, max_size=5), steps=st.integers(1, 12), seed=st.integers(0, 99))
 def test_mdlm_counts_add_up(unknown, steps, seed):
-    counts = mdlm(torch.tensor(unknown), steps, draws(len(unknown), 12, seed=seed))
+    counts = mdlm(torch.tensor(unknown), torch.full((len(unknown),), steps), draws(len(unknown), 12, seed=seed))
     assert counts.shape == (len(unknown), steps)
     assert counts.sum(1).tolist() == unknown
     assert (counts >= 0).all()
@@ -67,16 +67,16 @@ def test_mdlm_counts_add_up(unknown, steps, seed):
 @pytest.mark.parametrize("name", COUNTS)
 def test_one_step_decides_everything(name):
     unknown = torch.tensor([0, 3, 7])
-    assert COUNTS[name](unknown, 1, draws(3, 7))[:, 0].tolist() == [0, 3, 7]
+    assert COUNTS[name](unknown, torch.ones(3, dtype=torch.long), draws(3, 7))[:, 0].tolist() == [0, 3, 7]
 
 
 def test_uniform_counts_with_as_many_steps_as_positions_are_all_one():
-    assert (uniform(torch.tensor([7]), 7, draws(1, 7)) == 1).all()
+    assert (uniform(torch.tensor([7]), torch.tensor([7]), draws(1, 7)) == 1).all()
 
 
 def test_each_mdlm_count_is_binomial_over_what_remains(p_value):
     L, K, B = 6, 4, 60_000
-    counts = mdlm(torch.full((B,), L), K, draws(B, L))
+    counts = mdlm(torch.full((B,), L), torch.full((B,), K), draws(B, L))
     remaining = L - (counts.cumsum(1) - counts)
     for step in range(K - 1):
         p = 1 / (K - step)  # (a_s - a_t) / (1 - a_t) with alpha(t) = 1 - t
@@ -89,14 +89,14 @@ def test_each_mdlm_count_is_binomial_over_what_remains(p_value):
 
 
 def test_mdlm_counts_ignore_the_draws_beyond_the_unknown_positions():
-    u, unknown = draws(4, 9), torch.tensor([0, 2, 5, 9])
+    u, unknown, five = draws(4, 9), torch.tensor([0, 2, 5, 9]), torch.full((4,), 5)
     changed = torch.where(torch.arange(9) < unknown[:, None], u, 1 - u)
-    assert torch.equal(mdlm(unknown, 5, u), mdlm(unknown, 5, changed))
+    assert torch.equal(mdlm(unknown, five, u), mdlm(unknown, five, changed))
 
 
 def test_mdlm_counts_survive_the_largest_draw():
     u = torch.full((1, 4), 1.0, dtype=torch.float64).nextafter(torch.zeros(1, dtype=torch.float64))
-    assert mdlm(torch.tensor([4]), 3, u).tolist() == [[0, 0, 4]]
+    assert mdlm(torch.tensor([4]), torch.tensor([3]), u).tolist() == [[0, 0, 4]]
 
 
 def test_random_is_not_raster():

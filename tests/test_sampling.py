@@ -29,7 +29,9 @@ def state(rows: int = B, length: int = L, seed: int = 3) -> tuple[Tensor, Tensor
     return tokens, known
 
 
-def run(network, tokens, known, *, wanted=None, steps=1, order="random", counts="uniform", seed=0, keys=None, filter=None):
+def run(
+    network, tokens, known, *, wanted=None, steps=1, order="random", counts="uniform", seed=0, keys=None, filter=None
+):
     """What `sample` made of a copy of the tokens, and its steps."""
     tokens = tokens.clone()
     keys = row_keys(seed, torch.arange(len(tokens))) if keys is None else keys
@@ -207,6 +209,25 @@ def test_a_number_of_steps_out_of_range_is_refused_with_the_range(tiny, steps):
     tokens, known = state()
     with pytest.raises(ValueError, match=rf"^steps {steps} is out of range: expected 1 to {L}\b"):
         run(tiny("position"), tokens, known, steps=steps)
+
+
+def test_the_order_and_the_counts_use_random_numbers_of_their_own():
+    tokens, known = torch.zeros(B, L, dtype=torch.long), torch.zeros(B, L, dtype=torch.bool)
+    keys, seen = row_keys(0, torch.arange(B)), []
+
+    def order(stage: Tensor, u: Tensor) -> Tensor:
+        seen.append(u)
+        return ORDERS["random"](stage, u)
+
+    def counts(unknown: Tensor, steps: int, u: Tensor) -> Tensor:
+        seen.append(u)
+        return COUNTS["mdlm"](unknown, steps, u)
+
+    list(
+        sample(says_its_position, tokens, known, ~known, keys, steps=3, order=order, counts=counts, filter=Truncation())
+    )
+    draws = lg.uniforms(keys[:, None], torch.arange(L), DRAW)
+    assert len(torch.cat([*seen, draws]).unique()) == 3 * B * L
 
 
 def test_filters_see_the_row_and_the_position_of_every_logit():

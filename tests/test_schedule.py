@@ -35,7 +35,9 @@ def test_times_have_all_the_bits_of_a_double():
 
 
 def test_bounded_times_map_the_ends_to_the_edges():
-    torch.testing.assert_close(bounded(torch.tensor([0.0, 0.5, 1.0]).double()), torch.tensor([EDGE, 0.5, 1 - EDGE]).double())
+    torch.testing.assert_close(
+        bounded(torch.tensor([0.0, 0.5, 1.0]).double()), torch.tensor([EDGE, 0.5, 1 - EDGE]).double()
+    )
 
 
 def test_released_times_reach_one_and_are_cut_below_only():

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from maskless import official
-from maskless.checkpoint import Model
+from maskless.checkpoint import Model, check_ids
 from maskless.codec.text import TextCodec, codec, parse_gaps, starts_with_space
 from maskless.logits import row_keys
 from maskless.nn import autocast
@@ -90,6 +90,8 @@ class How:
         for what, name, table in (("order", self.order, ORDERS), ("counts", self.counts, COUNTS)):
             if name not in table:
                 raise ValueError(f"unknown {what} {name!r}: expected one of {', '.join(table)}")
+        if not 0 <= self.seed < 1 << 63:
+            raise ValueError(f"seed {self.seed} is out of range: expected 0 to {(1 << 63) - 1}")
 
 
 def generate(
@@ -111,6 +113,8 @@ def generate(
     context = model.config.length
     length = context if length is None else length
     given = _lead(model) + text.encode(prompt)
+    if not len(given) < context:
+        raise ValueError(f"the prompt is {len(given)} tokens long: expected less than the model's context of {context}")
     if not len(given) < length <= context:
         raise ValueError(
             f"length {length} is out of range: expected {len(given) + 1} to {context}, "
@@ -143,6 +147,8 @@ def fill(
     if known is not None:
         raise ValueError("known= goes with token ids; a text marks its gaps itself, as in 'The [8] sat.'")
     templates = [parse_gaps(_codec(model), one) for one in ([text] if isinstance(text, str) else text)]
+    if not templates:
+        return []
     lead = _lead(model)
     lengths = torch.tensor([len(lead) + len(template.tokens) for template in templates])
     L, context = int(lengths.max()), model.config.length
@@ -170,23 +176,35 @@ def log_likelihood(
     the variational bound from `samples` splits.
     """
     if isinstance(tokens, str):
-        tokens = torch.tensor([_codec(model).encode(tokens)])
+        lead, own = _lead(model), _codec(model).encode(tokens)
+        tokens = torch.tensor([lead + own], dtype=torch.long)
+        known = (torch.arange(tokens.shape[1]) < len(lead))[None]
     single = tokens.ndim == 1
-    tokens = tokens[None] if single else tokens
-    known = known[None] if known is not None and single else known
+    known = torch.zeros_like(tokens, dtype=torch.bool) if known is None else known
+    tokens, known = (x.cpu()[None] if single else x.cpu() for x in (tokens, known))
+    _check_rows(model, tokens, known)
+    if samples < 1:
+        raise ValueError(f"samples {samples} is out of range: expected 1 or more")
     with autocast(model.device):
-        score = -bound(model.network, tokens.cpu(), None if known is None else known.cpu(), samples=samples, seed=seed)
+        score = -bound(model.network, tokens, known, samples=samples, seed=seed)
     return score[0] if single else score
 
 
 def _fill_tokens(model: Model, tokens: Tensor, known: Tensor | None, settings: How, on_step: OnStep | None) -> Sampled:
     if known is None or known.shape != tokens.shape or tokens.ndim != 2:
         raise ValueError("token ids to fill are (B, L), with known= a mask of the same shape")
-    if tokens.shape[1] > model.config.length:
-        raise ValueError(f"rows of {tokens.shape[1]} tokens exceed the model's context of {model.config.length}")
     tokens, known = tokens.cpu().clone(), known.cpu().bool()
+    _check_rows(model, tokens, known, only_known=True)
     keys = row_keys(settings.seed, torch.arange(len(tokens)))
     return _sample(model, tokens, known, ~known, keys, settings, on_step)
+
+
+def _check_rows(model: Model, tokens: Tensor, known: Tensor, *, only_known: bool = False) -> None:
+    if tokens.ndim != 2 or known.shape != tokens.shape:
+        raise ValueError(f"tokens {tuple(tokens.shape)}, known {tuple(known.shape)}: expected (B, L) for both")
+    if tokens.shape[1] > model.config.length:
+        raise ValueError(f"rows of {tokens.shape[1]} tokens exceed the model's context of {model.config.length}")
+    check_ids("token", tokens[known if only_known else ...], model.config.vocab)
 
 
 def _sample(
@@ -205,7 +223,7 @@ def _sample(
     steps = min(32, unknown) if how.steps is None else how.steps
     state = tokens, known, wanted, keys
     if isinstance(model.network, CausalTransformer):
-        if how.steps not in (None, unknown) or how.order != "random":
+        if how.steps not in (None, unknown):
             raise ValueError(f"a causal model takes one step per token ({unknown} here) from left to right")
         run = sample_causal(model.network, *state, filter=filter)
     else:

@@ -7,8 +7,6 @@ from __future__ import annotations
 
 import dataclasses
 import json
-import os
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +16,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
 from maskless.codec.text import TextCodec
+from maskless.files import write_aside
 from maskless.nn.causal import CausalConfig, CausalTransformer
 from maskless.nn.masked import MaskedConfig, MaskedTransformer
 from maskless.nn.partition import PartitionConfig, PartitionTransformer
@@ -78,15 +77,15 @@ class Model(nn.Module):
         if tokens.shape != positions.shape or tokens.ndim != 2 or targets.ndim != 2 or len(targets) != len(tokens):
             shapes = [tuple(x.shape) for x in (tokens, positions, targets)]
             raise ValueError(f"tokens, positions, targets of shapes {shapes}: expected (B, n), (B, n), (B, k)")
-        if lengths is not None and (len(lengths) != len(tokens) or bool((lengths > tokens.shape[1]).any())):
-            raise ValueError(f"lengths {lengths.tolist()} do not fit rows of {tokens.shape[1]} tokens")
+        n = tokens.shape[1]
+        if lengths is not None and (len(lengths) != len(tokens) or not bool(((lengths >= 0) & (lengths <= n)).all())):
+            raise ValueError(f"lengths {lengths.tolist()} do not fit rows of {n} tokens")
         for name, values, limit in (
             ("token", tokens, self.config.vocab),
             ("position", positions, self.config.length),
             ("target", targets, self.config.length),
         ):
-            if values.numel() and not 0 <= int(values.min()) <= int(values.max()) < limit:
-                raise ValueError(f"a {name} is {int(values.max())}: expected 0 to {limit - 1}")
+            check_ids(name, values, limit)
 
     def save_pretrained(self, folder: str | Path, weights: dict[str, Tensor] | None = None) -> None:
         """Write the model folder; each file appears whole or not at all. weights: in place of the network's own."""
@@ -124,14 +123,11 @@ class Model(nn.Module):
         return str(address)
 
 
-def write_aside(path: Path, write: Callable[[Path], object]) -> None:
-    """Let `write` make a file beside `path`, then rename it into place: a kill or a full disk leaves the old file."""
-    aside = path.with_name(f".{path.name}.{os.getpid()}.part")
-    try:
-        write(aside)
-        os.replace(aside, path)
-    finally:
-        aside.unlink(missing_ok=True)
+def check_ids(name: str, values: Tensor, limit: int) -> None:
+    """Raise a ValueError that names an id outside 0 to limit - 1."""
+    wrong = values[(values < 0) | (values >= limit)]
+    if len(wrong):
+        raise ValueError(f"a {name} is {int(wrong[0])}: expected 0 to {limit - 1}")
 
 
 def _read_network(folder: Path) -> tuple[nn.Module, str]:

@@ -8,18 +8,20 @@ from __future__ import annotations
 import errno
 import json
 import sys
+import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, NoReturn
 
-import click
 import typer
 from rich.console import Console
 from rich.panel import Panel
 from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Table
 from rich.text import Text
+from safetensors import SafetensorError
+from typer.core import TyperGroup
 
 if TYPE_CHECKING:
     from maskless.checkpoint import Model
@@ -27,8 +29,23 @@ if TYPE_CHECKING:
     from maskless.sampling import Step
     from maskless.train.run import RunConfig
 
+FULL = (errno.ENOSPC, errno.EDQUOT)  # a full disk
+# The base of typer's errors: of the click inside newer versions, or of the package beside older ones.
+USAGE: type[Exception] = typer.BadParameter.__mro__[2]
+
+
+class Commands(TyperGroup):
+    """The commands; an unknown name lists them."""
+
+    def resolve_command(self, ctx: Any, args: list[str]) -> Any:
+        if args[0] not in self.commands:
+            raise ValueError(f"unknown command {args[0]!r}: expected one of {', '.join(self.commands)}")
+        return super().resolve_command(ctx, args)
+
+
 app = typer.Typer(
     name="maskless",
+    cls=Commands,
     help="Partition generative models: text in parallel and in any order, without a mask token.",
     no_args_is_help=True,
     add_completion=False,
@@ -81,7 +98,9 @@ def prepare(
         overwrite=overwrite,
     )
     sizes = ", ".join(f"{s.rows:,} rows ({s.tokens:,} tokens) {name}" for name, s in prepared.splits.items())
-    out.print(f"{to}: {sizes}; vocabulary {prepared.vocab:,}, length {prepared.length}", highlight=False)
+    out.print(
+        f"{to}: {sizes}; vocabulary {prepared.vocab:,}, length {prepared.length}", highlight=False, soft_wrap=True
+    )
 
 
 @app.command()
@@ -95,7 +114,7 @@ def train(
     resume: Annotated[bool, typer.Option("--resume", help="Go on with the run in --out.")] = False,
     context: Annotated[str | None, typer.Option(help="pgm: full (default), or ordered (can be cached).")] = None,
     queries: Annotated[str | None, typer.Option(help="pgm: position (default), mean or logsumexp.")] = None,
-    weights: Annotated[str | None, typer.Option(help="Loss weights: exact (default), bounded or released.")] = None,
+    weights: Annotated[str | None, typer.Option(help="Loss weights: bounded (default), released or exact.")] = None,
     width: int | None = None,
     layers: Annotated[int | None, typer.Option(help="In all; pgm has half of them in its encoder.")] = None,
     encoder: Annotated[int | None, typer.Option(help="pgm: how many of the layers.")] = None,
@@ -296,7 +315,7 @@ def convert(
         raise ValueError(f"{file} is not a file")
     converted = api.load(file, weights=weights, queries=queries, tokenizer=tokenizer, device="cpu")
     converted.save_pretrained(to)
-    out.print(f"{to}: {converted.config}", highlight=False)
+    out.print(f"{to}: {converted.config}", highlight=False, soft_wrap=True)
 
 
 @app.command()
@@ -312,27 +331,38 @@ def demo(
 
 def main() -> None:
     """Run a command; a user's mistake is one line on stderr and exit code 2."""
+    threading.excepthook = _thread_failed
     try:
         code = app(standalone_mode=False)
-    except click.ClickException as error:
-        _fail(error.format_message())
-    except click.Abort:
-        code = 130
+    except USAGE as error:
+        if not sys.argv[1:]:  # no command: the help has been shown
+            sys.exit(2)
+        _fail(error.format_message())  # type: ignore[attr-defined]
+    except SafetensorError as error:  # of reading, it is a ValueError by now
+        _fail(f"{error}; what was saved before is still there")
     except ValueError as error:
         _fail(str(error))
     except OSError as error:
-        if error.errno not in (errno.ENOSPC, errno.EDQUOT, errno.EACCES, errno.EROFS):
+        if error.errno not in FULL and error.filename is None:
             raise
-        _fail(f"{error.strerror}: {error.filename or 'while writing'}; what was saved before is still there")
-    except KeyboardInterrupt:
-        err.print("\ninterrupted; a training run goes on with --resume")
+        kept = "; what was saved before is still there" if error.errno in FULL else ""
+        _fail(f"{error.strerror}: {error.filename or 'while writing'}{kept}")
+    except (KeyboardInterrupt, typer.Abort):
         code = 130
+    if code == 130:
+        print("interrupted; a training run goes on with --resume", file=sys.stderr)
     sys.exit(code if isinstance(code, int) else 0)
 
 
 def _fail(message: str) -> NoReturn:
     print(f"error: {' '.join(message.split())}", file=sys.stderr)
     sys.exit(2)
+
+
+def _thread_failed(failed: threading.ExceptHookArgs) -> None:
+    """A thread that logs may meet the full disk first: the next file that is written says so in one line."""
+    if not isinstance(failed.exc_value, OSError) or failed.exc_value.errno not in FULL:
+        threading.__excepthook__(failed)
 
 
 def _given(options: dict[str, Any]) -> dict[str, Any]:
@@ -361,7 +391,7 @@ def _train(folder: Path, config: RunConfig) -> None:
 
     from maskless.train.run import run
 
-    summary = run(folder, config, out)
+    summary = run(folder, config, err)
     if not PartialState().is_main_process:
         return
     measured = summary.likelihood
@@ -376,15 +406,19 @@ def _train(folder: Path, config: RunConfig) -> None:
     out.print(table)
     for text in summary.samples:
         out.print(Panel(Text(text[:600]), title="sample", title_align="left", border_style="dim"))
-    out.print(f"curve: {folder / 'loss.png'}   try: maskless generate {folder}", highlight=False)
+    out.print(f"curve: {folder / 'loss.png'}   try: maskless generate {folder}", highlight=False, soft_wrap=True)
 
 
 def _same_vocabulary(name: str, model: Model, data: Prepared) -> None:
-    own = model.codec.vocab if model.codec is not None else model.config.vocab
-    if own != data.vocab or model.config.length < data.length:
+    if model.codec is None:
+        fits = data.vocab <= model.config.vocab
+    else:
+        fits = data.codec().tokenizer.get_vocab() == model.codec.tokenizer.get_vocab()
+    if not fits:
+        raise ValueError(f"the data in {data.folder} has another vocabulary: prepare it with the tokenizer of {name}")
+    if model.config.length < data.length:
         raise ValueError(
-            f"{name} has a vocabulary of {own} and a context of {model.config.length}, "
-            f"the data in {data.folder} {data.vocab} and {data.length}: prepare it with the model's tokenizer"
+            f"{name} has a context of {model.config.length} tokens, the data in {data.folder} {data.length}"
         )
 
 
@@ -395,7 +429,7 @@ def _progress() -> Progress:
         TextColumn("{task.percentage:>3.0f}%"),
         TimeRemainingColumn(),
     )
-    return Progress(*columns, console=err, transient=True)
+    return Progress(*columns, console=err, transient=True, disable=not err.is_terminal)
 
 
 @contextmanager

@@ -11,16 +11,20 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+COLDEST = 1e-6  # a temperature below this is 0: the quotient would overflow
+
 
 def temper(logits: Tensor, temperature: float) -> Tensor:
     """Logits at a temperature; 0 leaves only the most likely token.  (U, V) -> (U, V)"""
-    return top_k(logits, 1) if temperature == 0 else logits / temperature
+    return top_k(logits, 1) if temperature < COLDEST else logits / temperature
 
 
 def top_k(logits: Tensor, k: int) -> Tensor:
     """Logits of the k most likely tokens, the others -inf (the first ones win ties).  (U, V) -> (U, V)"""
-    kept = logits.topk(min(k, logits.shape[-1]), dim=-1)
-    return torch.full_like(logits, -torch.inf).scatter(-1, kept.indices, kept.values)
+    last = logits.topk(min(k, logits.shape[-1]), dim=-1).values[:, -1:]
+    more, level = logits > last, logits == last
+    first = level & (level.cumsum(-1) <= k - more.sum(-1, keepdim=True))
+    return logits.masked_fill(~(more | first), -torch.inf)
 
 
 def top_p(logits: Tensor, p: float) -> Tensor:

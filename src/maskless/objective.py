@@ -12,6 +12,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
+import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor
@@ -101,8 +102,13 @@ def noise(rows: int, length: int, *, seed: int, step: int) -> tuple[Tensor, Tens
 
     Every process draws the same and takes its own rows, so the loss does not depend on how many processes there are.
     """
-    generator = torch.Generator().manual_seed((seed * 1_000_003 + step) % (1 << 63))
+    generator = torch.Generator().manual_seed(mixed_seed(seed, step))
     return stratified(rows, generator=generator), torch.rand(rows, length, generator=generator, dtype=torch.float64)
+
+
+def mixed_seed(*numbers: int) -> int:
+    """One seed from several numbers. torch's CPU generator keeps 32 bits of a seed, so they must be mixed well."""
+    return int(np.random.SeedSequence(numbers).generate_state(1)[0])
 
 
 def loss(network: Network, task: Task) -> Tensor:
@@ -135,6 +141,8 @@ def bound(
     known = torch.zeros_like(tokens, dtype=torch.bool) if known is None else known
     counted = ~known if counted is None else counted & ~known
     if isinstance(network, CausalTransformer):
+        if not bool((known == (torch.arange(known.shape[1]) < known.sum(1, keepdim=True))).all()):
+            raise ValueError("a causal model scores tokens after a prompt, not a gap that has known tokens after it")
         return _causal_cost(network, tokens, counted)
     generator = torch.Generator().manual_seed(seed)
     given, m = known.sum(1), (~known).sum(1)

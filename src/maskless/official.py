@@ -82,8 +82,8 @@ def read(path: str | Path, *, weights: str = "ema", queries: str | None = None, 
         raise ValueError(f"unknown weights {weights!r}: expected ema or raw")
     path = Path(path)
     content = _unpickle(path)
-    state = {_bare(name): value for name, value in content["state_dict"].items() if isinstance(value, Tensor)}
-    settings = _plain(content.get("hyper_parameters", {}).get("config"))
+    state = {_bare(str(name)): value for name, value in content["state_dict"].items() if isinstance(value, Tensor)}
+    settings = _entry(_plain(_entry(content.get("hyper_parameters"), "config")), "model")
     network = _empty_network(path, state, settings, queries, length)
     names = _names(network)
     source = _ema(path, content, names) if weights == "ema" else state
@@ -117,8 +117,10 @@ def _empty_network(
 ) -> nn.Module:
     if "vocab_embed.embedding" not in state or "sigma_map.mlp.0.weight" not in state:
         raise ValueError(f"{path} is not a released text checkpoint: it lacks vocab_embed or sigma_map")
-    vocab, width = state["vocab_embed.embedding"].shape
-    settings = settings.get("model", {}) if isinstance(settings, dict) else {}
+    shape = tuple(state["vocab_embed.embedding"].shape)
+    if len(shape) != 2:
+        raise ValueError(f"{path}: 'vocab_embed.embedding' is {shape}, expected (vocabulary, width)")
+    vocab, width = shape
     head_width = 2 * len(state["rotary_emb.inv_freq"]) if "rotary_emb.inv_freq" in state else 64
     mask = BERT_MASK if vocab == BERT_VOCAB else vocab - 1
     sizes: dict[str, Any] = {
@@ -126,18 +128,20 @@ def _empty_network(
         "width": width,
         "heads": width // head_width,
         "condition": len(state["sigma_map.mlp.0.weight"]),
-        "length": length or settings.get("length") or 1024,
+        "length": length or _entry(settings, "length") or 1024,
     }
     if "decoder.group_swap.base_embedding" not in state:
         return MaskedTransformer(MaskedConfig(**sizes, mask=mask, layers=_depth(state, "blocks.")))
-    told = QUERY_NAMES.get(settings.get("swap", {}).get("pre_query_mode"))
+    mode = _entry(_entry(settings, "swap"), "pre_query_mode") or "learn+freqs"
+    if queries is None and mode not in QUERY_NAMES:
+        raise ValueError(f"{path} has queries of the kind {mode!r}: expected one of {', '.join(QUERY_NAMES)}")
     return PartitionTransformer(
         PartitionConfig(
             **sizes,
             never=mask,
             encoder=_depth(state, "encoder.blocks."),
             decoder=_depth(state, "decoder.layers."),
-            queries=queries or told or "position",
+            queries=queries or QUERY_NAMES[mode],
         )
     )
 
@@ -147,12 +151,17 @@ def _depth(state: dict[str, Tensor], prefix: str) -> int:
 
 
 def _ema(path: Path, content: dict[str, Any], names: dict[str, str]) -> dict[str, Tensor]:
-    shadow = (content.get("ema") or {}).get("shadow_params")
-    if shadow is None:
+    shadow = _entry(content.get("ema"), "shadow_params")
+    if not isinstance(shadow, list) or not all(isinstance(value, Tensor) for value in shadow):
         raise ValueError(f"{path} holds no EMA weights: ask for weights='raw'")
     if len(shadow) != len(names):
         raise ValueError(f"{path} holds {len(shadow)} EMA tensors, expected {len(names)}")
     return dict(zip(names, shadow, strict=True))
+
+
+def _entry(node: Any, key: str) -> Any:
+    """An entry of a dictionary; None where there is no such entry, or no dictionary."""
+    return node.get(key) if isinstance(node, dict) else None
 
 
 def _bare(name: str) -> str:
@@ -183,8 +192,9 @@ class _Unpickler(pickle.Unpickler):
 
     def find_class(self, module: str, name: str) -> Any:
         if (module, name) in (("torch._utils", "_rebuild_tensor_v2"), ("torch._utils", "_rebuild_parameter")):
-            return getattr(torch._utils, name)
-        if module == "torch" and (name.endswith("Storage") or isinstance(getattr(torch, name, None), torch.dtype)):
+            rebuild = getattr(torch._utils, name)
+            return lambda *args: rebuild(*args)  # a pickle can set attributes of what it finds: never torch's own
+        if module == "torch" and isinstance(getattr(torch, name, None), torch.dtype):
             return getattr(torch, name)
         if (module, name) == ("collections", "OrderedDict"):
             return collections.OrderedDict
@@ -198,14 +208,14 @@ def _load(file: Any, **kwargs: Any) -> Any:
 def _unpickle(path: Path) -> dict[str, Any]:
     module: Any = types.SimpleNamespace(Unpickler=_Unpickler, load=_load, __name__="maskless.official")
     try:
-        names = zipfile.ZipFile(path).namelist() if zipfile.is_zipfile(path) else []
-        if any(name.endswith("constants.pkl") for name in names):
+        if zipfile.is_zipfile(path) and "constants.pkl" in torch._C.PyTorchFileReader(str(path)).get_all_records():
             raise ValueError("a TorchScript archive holds code")
         content = torch.load(path, map_location="cpu", pickle_module=module, weights_only=False)
     except FileNotFoundError:
         raise ValueError(f"{path} does not exist") from None
     except Exception as error:  # a damaged file fails in as many ways as there are formats
-        raise ValueError(f"{path} is damaged or not a checkpoint: {type(error).__name__}: {error}") from None
+        reason = (str(error).strip().splitlines() or [""])[0]
+        raise ValueError(f"{path} is damaged or not a checkpoint: {type(error).__name__}: {reason}") from None
     if not isinstance(content, dict) or not isinstance(content.get("state_dict"), dict):
         raise ValueError(f"{path} is not a released text checkpoint: it holds no state_dict")
     return content

@@ -29,25 +29,26 @@ def raster(stage: Tensor, u: Tensor) -> Tensor:
     return torch.where(stage == 0, u, left_to_right.to(u.dtype)).argsort(1)
 
 
-def uniform(unknown: Tensor, steps: int, u: Tensor) -> Tensor:
-    """Counts as equal as whole numbers allow.  (B,) -> (B, K)  PGM, Alg. 2 ("simplified sampling")"""
-    ends = unknown[:, None] * torch.arange(steps + 1, device=unknown.device) // steps
-    return ends.diff(dim=1)
+def uniform(unknown: Tensor, steps: Tensor, u: Tensor) -> Tensor:
+    """Counts as equal as whole numbers allow; steps (B,) of each row.  (B,) -> (B, K)  PGM, Alg. 2"""
+    done = torch.arange(int(steps.max()) + 1, device=unknown.device).minimum(steps[:, None])
+    return (unknown[:, None] * done // steps[:, None]).diff(dim=1)
 
 
-def mdlm(unknown: Tensor, steps: int, u: Tensor) -> Tensor:
+def mdlm(unknown: Tensor, steps: Tensor, u: Tensor) -> Tensor:
     """Counts of MDLM's posterior, exactly: Binomial(remaining, (a_s - a_t) / (1 - a_t)) in each step.  (B,) -> (B, K)
 
     With alpha(t) = 1 - t and equal steps each unknown position is decided at an independent uniform time, so the
     counts are a histogram of uniform draws: no loop over rows, and nothing is left over at the end.
     u: (B, L) uniform draws, of which row b uses the first unknown[b].  PGM, Alg. 3
     """
-    step = (u * steps).long().clamp_max(steps - 1)
+    step = (u * steps[:, None]).long().minimum(steps[:, None] - 1)
     used = torch.arange(u.shape[1], device=u.device) < unknown[:, None]
-    return torch.zeros(len(u), steps, dtype=torch.long, device=u.device).scatter_add_(1, step, used.long())
+    counts = torch.zeros(len(u), int(steps.max()), dtype=torch.long, device=u.device)
+    return counts.scatter_add_(1, step, used.long())
 
 
 Order = Callable[[Tensor, Tensor], Tensor]
-Counts = Callable[[Tensor, int, Tensor], Tensor]
+Counts = Callable[[Tensor, Tensor, Tensor], Tensor]
 ORDERS: dict[str, Order] = {"random": random, "raster": raster}
 COUNTS: dict[str, Counts] = {"uniform": uniform, "mdlm": mdlm}

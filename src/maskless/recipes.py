@@ -51,7 +51,7 @@ def _pgm(encoder: int, decoder: int, width: int = 768, **more: Any) -> dict[str,
     return {"width": width, "layers": encoder + decoder, "encoder": encoder, **more}
 
 
-# name, model, network, perplexity after 200k steps and after 1M (None: the paper has no such row).  PGM, Tab. 1 and 6
+# name, model, network, perplexity after 200k steps and after 1M (None: the paper has no such row).  PGM, Tab. 1 and 5
 _LM1B_ROWS: list[tuple[str, str, dict[str, Any], float | None, float | None]] = [
     ("mdlm", "mdlm", MDLM, 34.29, 27.67),
     ("mdlm-complementary", "mdlm-complementary", MDLM, 30.87, 25.72),
@@ -89,7 +89,7 @@ def _paper() -> list[Recipe]:
                             network=network,
                             train={"model": model, "steps": steps, **PAPER},
                             perplexity=perplexity,
-                            source="PGM, Tab. 6 (paper's estimator)",
+                            source="PGM, Tab. 5 (paper's estimator)",
                             hardware=gpus,
                         )
                     )

@@ -8,6 +8,7 @@ Shapes: B rows, L length, K steps, U targets of a step, V vocabulary.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
@@ -43,7 +44,7 @@ class Truncation:
     top_p: float | None = None
 
     def __post_init__(self) -> None:
-        if not self.temperature >= 0:
+        if not 0 <= self.temperature < math.inf:
             raise ValueError(f"temperature {self.temperature} is out of range: expected 0 (greedy) or more")
         if self.top_k is not None and self.top_k < 1:
             raise ValueError(f"top_k {self.top_k} is out of range: expected 1 or more")
@@ -71,18 +72,20 @@ def sample(
 ) -> Iterator[Step]:
     """Decide the wanted positions of each row in K steps, in place, yielding each step.
 
-    tokens (B, L) with the given ones where `known`; keys (B,) from `row_keys`. A step that decides nothing (counts may
-    be 0) yields nothing and costs nothing.  PGM, Alg. 2 and 3
+    tokens (B, L) with the given ones where `known`; keys (B,) from `row_keys`. A row with fewer than K unknown
+    positions takes one step for each, so it comes out as it would alone. A step that decides nothing (counts may be 0)
+    yields nothing and costs nothing.  PGM, Alg. 2 and 3
     """
     m = wanted.sum(1)
     check_steps(steps, int(m.max()))
+    each = m.clamp(1, steps)
     columns = torch.arange(tokens.shape[1])
     stage = torch.where(known, 0, torch.where(wanted, 1, 2))
     sequence = order(stage, lg.uniforms(keys[:, None], columns, ORDER))  # (B, L)
-    ends = known.sum(1, keepdim=True) + counts(m, steps, lg.uniforms(keys[:, None], columns, COUNT)).cumsum(1)
+    ends = known.sum(1, keepdim=True) + counts(m, each, lg.uniforms(keys[:, None], columns, COUNT)).cumsum(1)
     starts = torch.cat([known.sum(1, keepdim=True), ends[:, :-1]], 1)  # (B, K)
     device = device_of(network)
-    for number in range(steps):
+    for number in range(ends.shape[1]):
         busy = (ends[:, number] > starts[:, number]).nonzero()[:, 0]
         if not len(busy):
             continue
@@ -121,6 +124,8 @@ def sample_causal(
 
 
 def check_steps(steps: int, unknown: int) -> None:
+    if unknown == 0:
+        raise ValueError("nothing to decide: every token is known")
     if not 1 <= steps <= unknown:
         raise ValueError(f"steps {steps} is out of range: expected 1 to {unknown}, the number of unknown positions")
 

@@ -143,9 +143,7 @@ def _self_block(state: State, name: str, x: Tensor, mask: Tensor, heads: int, c:
     return x + gate2 * _mlp(state, name, y)
 
 
-def _cross_block(
-    state: State, name: str, x: Tensor, encoded: Tensor, mask: Tensor, heads: int, c: Tensor
-) -> Tensor:
+def _cross_block(state: State, name: str, x: Tensor, encoded: Tensor, mask: Tensor, heads: int, c: Tensor) -> Tensor:
     shift1, scale1, gate1, shift2, scale2, gate2 = _linear(state, f"{name}adaLN_modulation", c).chunk(6)
     q = _linear(state, f"{name}attn_q", _norm(x, state[f"{name}q_norm1.weight"]) * (1 + scale1) + shift1)
     k, v = _linear(state, f"{name}attn_kv", _norm(encoded, state[f"{name}kv_norm1.weight"])).chunk(2, -1)
@@ -182,4 +180,6 @@ def _aggregate(encoded: Tensor, groups: Tensor, mode: str) -> Tensor:
 
 def _output(state: State, x: Tensor, c: Tensor) -> Tensor:
     shift, scale = _linear(state, "output_layer.adaLN_modulation", c).chunk(2)
-    return _linear(state, "output_layer.linear", _norm(x, state["output_layer.norm_final.weight"]) * (1 + scale) + shift)
+    return _linear(
+        state, "output_layer.linear", _norm(x, state["output_layer.norm_final.weight"]) * (1 + scale) + shift
+    )

@@ -35,9 +35,7 @@ def offsets(lengths: list[int]) -> Offsets:
     return Offsets.from_lengths(torch.tensor(lengths))
 
 
-def loop(
-    q: Tensor, k: Tensor, v: Tensor, q_lengths: list[int], k_lengths: list[int], causal: bool = False
-) -> Tensor:
+def loop(q: Tensor, k: Tensor, v: Tensor, q_lengths: list[int], k_lengths: list[int], causal: bool = False) -> Tensor:
     """One query and one head at a time, in float64."""
     q, k, v = q.double(), k.double(), v.double()
     out, q_start, k_start = torch.zeros_like(q), 0, 0

@@ -2,11 +2,11 @@
 
 import pytest
 import torch
-from nn.reference import masked_logits, random_state
 
 from maskless import official
 from maskless.nn.masked import MaskedConfig, MaskedTransformer
 from maskless.problems import dense, split
+from nn.reference import masked_logits, random_state
 
 
 def problem(known: int, n: int = 8, vocab: int = 10, rows: int = 3):
@@ -51,7 +51,10 @@ def test_a_new_network_predicts_nothing_yet():
 
 @pytest.mark.parametrize(
     ("change", "message"),
-    [({"mask": 11}, "mask id 11 is outside the vocabulary of 11"), ({"heads": 3}, "width 16 does not split into 3 heads")],
+    [
+        ({"mask": 11}, "mask id 11 is outside the vocabulary of 11"),
+        ({"heads": 3}, "width 16 does not split into 3 heads"),
+    ],
 )
 def test_contradictory_sizes_are_refused(change, message):
     with pytest.raises(ValueError, match=message):

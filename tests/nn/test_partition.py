@@ -2,15 +2,20 @@
 
 import pytest
 import torch
-from nn.reference import partition_logits, random_state
 from torch import Tensor, nn
 
 from maskless import official
+from maskless.nn import autocast
 from maskless.nn.partition import PartitionConfig, PartitionTransformer, segment_logsumexp, segment_mean, sinusoids
 from maskless.problems import Offsets, dense, partition, split
+from nn.reference import partition_logits, random_state
 
 L = 8
-SPLITS = [pytest.param([3, 5], id="both groups"), pytest.param([0, 8], id="an empty group"), pytest.param([1, 7], id="one")]
+SPLITS = [
+    pytest.param([3, 5], id="both groups"),
+    pytest.param([0, 8], id="an empty group"),
+    pytest.param([1, 7], id="one"),
+]
 
 
 def batch(sizes: list[int], vocab: int = 10) -> tuple[Tensor, Tensor, Tensor]:
@@ -145,6 +150,36 @@ def test_the_order_of_the_context_matters_only_to_an_ordered_one(partition_netwo
 
 
 @torch.no_grad()
+def test_dropout_acts_in_training_only(network):
+    problems, _ = partition(*batch([3, 5]))
+    assert torch.equal(network(problems), network(problems))
+    network.train()
+    assert not torch.equal(network(problems), network(problems))
+
+
+@torch.no_grad()
+@pytest.mark.gpu
+@pytest.mark.parametrize("kind", ["position", "mean", "logsumexp", "ordered", "masked"])
+def test_logits_on_a_gpu_in_half_precision_are_those_of_the_cpu(tiny, kind):
+    network = tiny(kind, width=32)
+    tokens, order, _ = batch([0, 0, 0])
+    some, ends = torch.tensor([0, 3, 5]), torch.tensor([2, 8, 5])
+    asked = [
+        partition(tokens, order, torch.tensor([3, 0, 8]))[0],
+        split(tokens, order, some, ends)[0],
+        split(tokens, order, 0 * some, torch.tensor([2, 1, 8]))[0],  # nothing is known yet, and targets are ragged
+        split(tokens, order, 0 * some, 0 * some + 2)[0],
+    ]
+    expected = [predictable(network(problems)) for problems in asked]
+    network.cuda()
+    with autocast(torch.device("cuda")):
+        found = [predictable(network(problems.to("cuda"))).float().cpu() for problems in asked]
+    for ours, theirs in zip(found, expected, strict=True):
+        assert theirs.std() > 0.1
+        torch.testing.assert_close(ours, theirs, atol=3e-2, rtol=0)
+
+
+@torch.no_grad()
 def test_a_new_network_predicts_nothing_yet():
     network = PartitionTransformer(PartitionConfig(vocab=5, length=L, width=16, heads=2, condition=8))
     tokens, order, n = batch([3], vocab=5)
@@ -176,7 +211,9 @@ def test_position_vectors_are_cosines_then_sines():
     for i in range(9):
         for j in range(3):
             angle = torch.tensor(i / 10_000 ** (2 * j / 6)).double()
-            torch.testing.assert_close(places[i, [j, 3 + j]], torch.stack([angle.cos(), angle.sin()]), atol=1e-6, rtol=0)
+            torch.testing.assert_close(
+                places[i, [j, 3 + j]], torch.stack([angle.cos(), angle.sin()]), atol=1e-6, rtol=0
+            )
 
 
 @pytest.mark.parametrize(

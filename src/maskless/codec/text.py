@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import re
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
@@ -10,6 +9,8 @@ from pathlib import Path
 from typing import Any
 
 from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers, trainers
+
+from maskless.files import write_aside
 
 END = "<|endoftext|>"
 HUB = {"gpt2": "openai-community/gpt2", "bert": "google-bert/bert-base-uncased"}
@@ -92,9 +93,7 @@ class TextCodec:
         """Writes tokenizer.json into a folder, aside and then renamed."""
         path = Path(folder) / "tokenizer.json"
         path.parent.mkdir(parents=True, exist_ok=True)
-        aside = path.with_name(".tokenizer.json.partial")
-        aside.write_text(self.tokenizer.to_str(), encoding="utf-8")
-        os.replace(aside, path)
+        write_aside(path, lambda aside: aside.write_text(self.tokenizer.to_str(), encoding="utf-8"))
         return path
 
     @classmethod

@@ -64,7 +64,8 @@ def likelihood(
     """
     chosen = np.unique(np.linspace(0, len(rows) - 1, min(sequences, len(rows))).astype(np.int64))
     state = PartialState()
-    mine = chosen[state.process_index :: state.num_processes]
+    share = -(-len(chosen) // state.num_processes)  # the same for all: a sharded network computes in step
+    mine = np.resize(chosen, share * state.num_processes)[state.process_index :: state.num_processes]
     costs, counts = [], []
     for begin in range(0, len(mine), batch):
         numbers = mine[begin : begin + batch]
@@ -91,12 +92,7 @@ def _summary(costs: Tensor, counts: Tensor) -> Likelihood:
 
 
 def _everywhere(values: Tensor, total: int) -> Tensor:
-    """The values of all processes; ragged shares are padded for the exchange."""
+    """The values of all processes in the order of the sequences, without those that made the shares even."""
     state = PartialState()
-    if state.num_processes == 1:
-        return values
-    most = -(-total // state.num_processes)
-    padded = torch.full((most,), torch.nan, dtype=values.dtype)
-    padded[: len(values)] = values
-    joined = gather(padded.to(state.device)).cpu()
-    return joined[~joined.isnan()]
+    joined = gather(values.to(state.device)).cpu() if state.num_processes > 1 else values
+    return joined.view(state.num_processes, -1).T.flatten()[:total]

@@ -18,6 +18,8 @@ from maskless.problems import Offsets
 
 def attention(q: Tensor, k: Tensor, v: Tensor, q_offsets: Offsets, k_offsets: Offsets, *, causal: bool) -> Tensor:
     """Softmax attention within segments; `causal` needs equal offsets.  (Tq, h, d), (Tk, h, d) x 2 -> (Tq, h, d)"""
+    if k.shape[0] == 0 or q.shape[0] == 0:
+        return q * 0 + (k.sum() + v.sum())  # zeros that keep the graph: each parameter still gets its gradient, 0
     if q_offsets.equal and k_offsets.equal:
         return _dense(q, k, v, len(q_offsets), causal)
     if q.is_cuda and q.dtype in (torch.bfloat16, torch.float16):
@@ -26,15 +28,11 @@ def attention(q: Tensor, k: Tensor, v: Tensor, q_offsets: Offsets, k_offsets: Of
 
 
 def _dense(q: Tensor, k: Tensor, v: Tensor, segments: int, causal: bool) -> Tensor:
-    if k.shape[0] == 0 or q.shape[0] == 0:
-        return torch.zeros_like(q)
     q_, k_, v_ = (x.unflatten(0, (segments, -1)).transpose(1, 2) for x in (q, k, v))  # (S, h, n, d)
     return F.scaled_dot_product_attention(q_, k_, v_, is_causal=causal).transpose(1, 2).flatten(0, 1)
 
 
 def _packed(q: Tensor, k: Tensor, v: Tensor, q_offsets: Offsets, k_offsets: Offsets, causal: bool) -> Tensor:
-    if k.shape[0] == 0 or q.shape[0] == 0:
-        return torch.zeros_like(q)
     window = (-1, 0) if causal else (-1, -1)
     ends = q_offsets.bounds, k_offsets.bounds, q_offsets.longest, k_offsets.longest
     out = varlen_attn(q, k, v, *ends, window_size=window)
@@ -43,8 +41,6 @@ def _packed(q: Tensor, k: Tensor, v: Tensor, q_offsets: Offsets, k_offsets: Offs
 
 
 def _padded(q: Tensor, k: Tensor, v: Tensor, q_offsets: Offsets, k_offsets: Offsets, causal: bool) -> Tensor:
-    if k.shape[0] == 0 or q.shape[0] == 0:
-        return torch.zeros_like(q)
     mask = k_offsets.real[:, None, None, :]  # (S, 1, 1, nk); a row without keys gives zeros
     if causal:
         n = k_offsets.longest

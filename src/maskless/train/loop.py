@@ -1,8 +1,8 @@
 """The training loop: a generator of optimiser steps on Accelerate, for one process or many.
 
 Everything random in a step is a function of the seed and the step's number: which rows, which times and groups, which
-dropout. So a run resumes with nothing but weights, optimiser, averages and the step, and its losses do not depend on
-how the batch is shared out over processes.
+dropout. So a run resumes with nothing but weights, optimiser, averages and the step, and (dropout apart) its losses do
+not depend on how the batch is shared out over processes.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import queue
 import threading
 import time
 from collections.abc import Iterable, Iterator
-from contextlib import nullcontext
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from typing import TypeVar
 
@@ -24,7 +24,8 @@ from maskless.data.tokens import TokenRows, global_batch
 from maskless.nn import autocast
 from maskless.nn.blocks import CrossBlock, Head, SelfBlock
 from maskless.nn.partition import GroupSwap
-from maskless.objective import OBJECTIVES, Task, negative_log_likelihood, noise
+from maskless.objective import OBJECTIVES, Task, mixed_seed, negative_log_likelihood, noise
+from maskless.train.state import whole
 
 # What `--model` names: the network that is built and the task it is trained on.
 MODELS = {
@@ -46,7 +47,7 @@ class TrainConfig:
     model: str = "pgm"  # pgm, mdlm, mdlm-complementary, ar
     weights: str = "bounded"  # of two-group tasks: bounded, released (unbounded), exact (by group size)
     steps: int = 1_000_000
-    minutes: float | None = None  # stop after this long, if before the last step
+    minutes: float | None = None  # stop after this long (evaluating and saving not counted), if before the last step
     batch: int = 512  # sequences of an optimiser step, over all processes
     accumulate: int = 1  # each process takes its share in this many pieces
     learning_rate: float = 3e-4
@@ -73,11 +74,16 @@ class TrainConfig:
         ):
             if name not in known:
                 raise ValueError(f"unknown {what} {name!r}: expected one of {', '.join(known)}")
-        for name in ("steps", "batch", "accumulate", "log_every", "keep", "learning_rate"):
+        for name in ("steps", "batch", "accumulate", "log_every", "keep", "learning_rate", "clip"):
             if not getattr(self, name) > 0:
                 raise ValueError(f"{name} {getattr(self, name)} is out of range: expected more than 0")
+        for name in ("warmup", "seed", "evaluate_every", "sample_every", "save_every"):
+            if getattr(self, name) < 0:
+                raise ValueError(f"{name} {getattr(self, name)} is out of range: expected 0 or more")
         if self.minutes is not None and not self.minutes > 0:
             raise ValueError(f"minutes {self.minutes} is out of range: expected more than 0")
+        if not 0 <= self.ema < 1:
+            raise ValueError(f"ema {self.ema} is out of range: expected at least 0 and less than 1")
 
     @property
     def objective(self) -> str:
@@ -96,6 +102,23 @@ class Progress:
     share: float  # of the whole run that is done, 0 to 1
 
 
+class Clock:
+    """Seconds of training, with the time of evaluation and saving left out."""
+
+    def __init__(self, spent: float):
+        self.begin = time.monotonic() - spent
+
+    @property
+    def seconds(self) -> float:
+        return time.monotonic() - self.begin
+
+    @contextmanager
+    def paused(self) -> Iterator[None]:
+        before = time.monotonic()
+        yield
+        self.begin += time.monotonic() - before
+
+
 def train(
     network: nn.Module,
     optimizer: torch.optim.Optimizer,
@@ -104,24 +127,26 @@ def train(
     accelerator: Accelerator,
     *,
     start: int = 0,
-    spent: float = 0.0,
+    clock: Clock | None = None,
     pad: int | None = None,
 ) -> Iterator[Progress]:
     """Take optimiser steps from `start` on, until the last step or until the minutes are spent.
 
-    network, optimizer: as prepared by the accelerator. spent: seconds that earlier parts of the run took.
+    network, optimizer: as prepared by the accelerator. clock: goes on from earlier parts of the run.
     """
-    begin, device = time.monotonic() - spent, accelerator.device
+    clock, device = clock or Clock(0.0), accelerator.device
     cost = torch.compile(negative_log_likelihood) if _compiles(config, device) else negative_log_likelihood
     world, rank = accelerator.num_processes, accelerator.process_index
     tasks = (_tasks(rows, config, step, world, rank, pad, device) for step in range(start, config.steps))
     network.train()
+    share = _share(config, start, clock, accelerator)
+    if share >= 1:
+        return
     for step, (pieces, count) in enumerate(_ahead(tasks), start):
-        share = _share(config, step, time.monotonic() - begin)
         rate = learning_rate(config, step, share)
         for group in optimizer.param_groups:
             group["lr"] = rate
-        torch.manual_seed(((config.seed * 1_000_003 + step) * 4_099 + rank) % (1 << 63))  # dropout
+        torch.manual_seed(mixed_seed(config.seed, step, rank))  # dropout
         total = torch.zeros((), device=device)
         for piece, task in enumerate(pieces):
             task = task.map(lambda x: x.to(device, non_blocking=True))
@@ -132,13 +157,11 @@ def train(
                 loss = (task.weights * cost(logits, task.answers)).sum() * (world / count)
                 accelerator.backward(loss)
             total += loss.detach()
-        norm = accelerator.clip_grad_norm_(network.parameters(), config.clip)
+        norm = whole(accelerator.clip_grad_norm_(network.parameters(), config.clip))
         optimizer.step()
         optimizer.zero_grad(set_to_none=True)
         done = step + 1
-        share = _share(config, done, time.monotonic() - begin)
-        if world > 1 and config.minutes is not None:  # all processes must agree when to stop
-            share = float(accelerator.reduce(torch.tensor(share, device=device), "max"))
+        share = _share(config, done, clock, accelerator)
         yield Progress(done, total, norm, rate, share)
         if share >= 1:
             return
@@ -163,9 +186,14 @@ def _compiles(config: TrainConfig, device: torch.device) -> bool:
     return device.type == "cuda" if config.compile is None else config.compile
 
 
-def _share(config: TrainConfig, step: int, seconds: float) -> float:
-    timed = 0.0 if config.minutes is None else seconds / (60 * config.minutes)
-    return max(step / config.steps, timed)
+def _share(config: TrainConfig, step: int, clock: Clock, accelerator: Accelerator) -> float:
+    """How much of the run is done; all processes get the same, so that they agree on the rate and on when to stop."""
+    if config.minutes is None:
+        return step / config.steps
+    share = max(step / config.steps, clock.seconds / (60 * config.minutes))
+    if accelerator.num_processes == 1:
+        return share
+    return float(accelerator.reduce(torch.tensor(share, device=accelerator.device, dtype=torch.float64), "mean"))
 
 
 def _tasks(

@@ -9,7 +9,7 @@ from typing import Any
 from rich.console import Console
 from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
-from maskless.checkpoint import write_aside
+from maskless.files import write_aside
 
 
 def progress_bar(console: Console, *, enabled: bool = True) -> Progress:

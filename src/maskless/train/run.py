@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 import json
 import math
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -13,20 +12,22 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from accelerate import Accelerator
-from accelerate.utils import FullyShardedDataParallelPlugin, ProjectConfiguration
+from accelerate import Accelerator, DistributedType, PartialState
+from accelerate.utils import FullyShardedDataParallelPlugin, ProjectConfiguration, parse_flag_from_env
 from rich.console import Console
 from rich.markup import escape
 from torch import nn
+from torch.distributed.fsdp import FSDPModule
 
 from maskless.api import Text, generate
-from maskless.checkpoint import NETWORKS, Model, write_aside
+from maskless.checkpoint import NETWORKS, Model
 from maskless.data.tokens import Prepared, open_tokens
 from maskless.ema import EMA
 from maskless.evaluate.likelihood import Likelihood, likelihood
+from maskless.files import write_aside
 from maskless.nn.blocks import open_gates
 from maskless.train import state
-from maskless.train.loop import MODELS, Progress, TrainConfig, compile_layers, train
+from maskless.train.loop import MODELS, Clock, Progress, TrainConfig, compile_layers, train
 from maskless.train.report import Metrics, plot_losses, progress_bar
 
 
@@ -72,8 +73,9 @@ class Run:
     def __init__(self, folder: Path, config: RunConfig):
         self.folder, self.config, self.settings = folder, config, config.train
         self.data = open_tokens(config.data)
+        check_processes(self.settings, processes())
+        _check_sizes(config, self.data)
         self.accelerator = _accelerator(self.settings, folder)
-        _check(config, self.data, self.accelerator.num_processes)
         self.main = self.accelerator.is_main_process
         torch.manual_seed(self.settings.seed)  # the same initial weights everywhere
         make_config, make_network = NETWORKS[MODELS[self.settings.model][0]]
@@ -90,21 +92,20 @@ class Run:
         )
         self.network, self.optimizer = self.accelerator.prepare(network, adam)
         self.ema = EMA(self.network.parameters(), self.settings.ema)
-        self.start, self.spent = state.restore(
-            folder / "states", self.network, self.optimizer, self.ema, self.accelerator
-        )
+        self.start, spent = state.restore(folder / "states", self.network, self.optimizer, self.ema, self.accelerator)
         self.model = Model(self.accelerator.unwrap_model(self.network), self.data.codec(), self.data.layout)
         if self.main:
+            _sweep(folder)
             config.write(folder)
             self.metrics = Metrics(folder / "metrics.jsonl", self.start)
         self.accelerator.init_trackers("tensorboard")
-        self.clock, self.waiting = Clock(self.spent), list[Progress]()
+        self.clock, self.waiting = Clock(spent), list[Progress]()
 
     def __iter__(self) -> Iterator[Progress]:
         """Optimiser steps, with the averages kept up."""
         rows, common = self.data.split("train"), (self.settings, self.accelerator)
         steps = train(
-            self.network, self.optimizer, rows, *common, start=self.start, spent=self.spent, pad=self.data.pad
+            self.network, self.optimizer, rows, *common, start=self.start, clock=self.clock, pad=self.data.pad
         )
         for step in steps:
             self.ema.update(self.network.parameters())
@@ -114,6 +115,11 @@ class Run:
         """Note a step; every `log_every` steps write the losses since the last time. Returns the last loss, if read."""
         self.waiting.append(step)
         if step.step % self.settings.log_every and step.share < 1:
+            return None
+        return self._write_losses()
+
+    def _write_losses(self) -> float | None:
+        if not self.waiting:
             return None
         losses = torch.stack([torch.stack([s.loss.float(), s.gradient.float()]) for s in self.waiting])
         losses = self.accelerator.reduce(losses, "mean").cpu()
@@ -140,7 +146,8 @@ class Run:
             return generate(self.model, n, seed=self.settings.seed)
 
     def save(self, step: int) -> None:
-        """Write the training state, then the averaged model."""
+        """Write the losses up to here, the training state, then the averaged model."""
+        self._write_losses()  # the metrics of a run that resumes here have no gap
         with self.clock.paused():
             trained = self.network, self.optimizer, self.ema, self.accelerator
             state.save(self.folder / "states", step, self.clock.seconds, *trained, self.settings.keep)
@@ -165,24 +172,9 @@ class Run:
         self.network.eval()
         with self.ema.swapped_into(self.network.parameters()):
             yield
+            if isinstance(self.network, FSDPModule):  # its root stays gathered after a forward pass
+                self.network.reshard()
         self.network.train()
-
-
-class Clock:
-    """Seconds of training, with the time of evaluation and saving left out."""
-
-    def __init__(self, spent: float):
-        self.begin = time.monotonic() - spent
-
-    @property
-    def seconds(self) -> float:
-        return time.monotonic() - self.begin
-
-    @contextmanager
-    def paused(self) -> Iterator[None]:
-        before = time.monotonic()
-        yield
-        self.begin += time.monotonic() - before
 
 
 def run(folder: Path, config: RunConfig, console: Console, *, name: str = "training") -> Summary:
@@ -221,30 +213,46 @@ def run(folder: Path, config: RunConfig, console: Console, *, name: str = "train
 
 def _say(this: Run, console: Console, text: str) -> None:
     if this.main:
-        console.print(text, highlight=False)
+        console.print(text, highlight=False, soft_wrap=True)
 
 
 def _pm(measured: Likelihood) -> str:
     return f"{measured.perplexity:.1f} ± {measured.perplexity_error:.1f}"
 
 
+def processes() -> PartialState:
+    """The processes that a launcher started to train together; without an accelerator they are joined over gloo."""
+    return PartialState(cpu=parse_flag_from_env("ACCELERATE_USE_CPU") or not torch.accelerator.is_available())
+
+
+def _sweep(folder: Path) -> None:
+    """Remove what a killed process left half-written."""
+    for part in (*folder.glob(".*.part"), *folder.glob("*/.*.part")):
+        part.unlink()
+
+
 def _accelerator(settings: TrainConfig, folder: Path) -> Accelerator:
     """Precision stays with `nn.autocast`, so Accelerate runs without mixed precision of its own."""
     sharding = None
     if settings.fsdp:
+        blocks = ["SelfBlock", "CrossBlock"] if MODELS[settings.model][0] == "partition" else ["SelfBlock"]
         sharding = FullyShardedDataParallelPlugin(
-            fsdp_version=2,
-            auto_wrap_policy="transformer_based_wrap",
-            transformer_cls_names_to_wrap=["SelfBlock", "CrossBlock"],
+            fsdp_version=2, auto_wrap_policy="transformer_based_wrap", transformer_cls_names_to_wrap=blocks
         )
     project = ProjectConfiguration(project_dir=str(folder), logging_dir=str(folder))
     return Accelerator(mixed_precision="no", log_with="tensorboard", project_config=project, fsdp_plugin=sharding)
 
 
-def _check(config: RunConfig, data: Prepared, processes: int) -> None:
-    settings, share = config.train, processes * config.train.accumulate
-    if settings.batch % share:
-        raise ValueError(f"batch {settings.batch} does not split over {processes} processes x {settings.accumulate}")
+def check_processes(settings: TrainConfig, state: PartialState) -> None:
+    """Whether these processes can share out the work as the settings say."""
+    world, pieces = state.num_processes, settings.accumulate
+    if settings.batch % (world * pieces):
+        raise ValueError(f"batch {settings.batch} does not split over {world} process(es) x {pieces} piece(s)")
+    if settings.fsdp and state.distributed_type in (DistributedType.NO, DistributedType.MULTI_CPU):
+        raise ValueError("fsdp shards over GPUs, with a process for each: start with torchrun or accelerate launch")
+
+
+def _check_sizes(config: RunConfig, data: Prepared) -> None:
     if config.network["vocab"] < data.vocab or config.network["length"] != data.length:
         raise ValueError(
             f"the data in {data.folder} has {data.vocab} ids and length {data.length}, "

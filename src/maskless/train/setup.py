@@ -3,20 +3,20 @@
 from __future__ import annotations
 
 import dataclasses
+import shutil
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
-from accelerate import PartialState
 
 from maskless.codec.text import byte_codec, codec
 from maskless.data.sources import read
 from maskless.data.tokens import Prepared, open_tokens
 from maskless.train.loop import TrainConfig
 from maskless.train.plan import Plan, network_config, plan
-from maskless.train.run import RunConfig
+from maskless.train.run import RunConfig, check_processes, processes
 
 CHARACTERS_PER_PACKED_BYTE = 3.5  # of text in .gz, .xz and .zst files
 PACKED = (".gz", ".xz", ".zst")
@@ -44,17 +44,31 @@ def configure(folder: Path, request: Request, prepare: Prepare) -> RunConfig:
         raise ValueError("what to train on? expected either --text FILE or --data DIR (a prepared folder)")
     if (folder / "run.json").exists():
         raise ValueError(f"{folder} holds a run already: go on with --resume, or name another --out")
-    if request.text is not None:
-        data, sizes = _from_text(folder, request, request.text, prepare)
-    else:
-        if request.vocab or request.tokenizer or request.length:
-            raise ValueError("--vocab, --tokenizer and --length go with --text: prepared data has its own")
-        assert request.data is not None
-        data = open_tokens(request.data)
-        size = data.splits["train"].bytes
-        sizes = plan(size, device(), request.train.get("minutes"))
-    model = request.train.get("model", "pgm")
+    if request.data is not None and (request.vocab, request.tokenizer, request.length) != (None, None, None):
+        raise ValueError("--vocab, --tokenizer and --length go with --text: prepared data has its own")
+    sizes = plan(_characters(request), torch.device(processes().device), request.train.get("minutes"))
+    settings = _settings(request, sizes)
+    check_processes(settings, processes())
     network = {"width": sizes.width, "layers": sizes.layers} | request.network
+    network_config(settings.model, byte_codec(), sizes.length, **network)  # a mistake shows before the work begins
+    data = _from_text(folder, request, sizes, prepare) if request.data is None else open_tokens(request.data)
+    return RunConfig(
+        data=str(data.folder.resolve()),
+        network=dataclasses.asdict(network_config(settings.model, data.codec(), data.length, **network)),
+        train=settings,
+    )
+
+
+def _characters(request: Request) -> int:
+    """About how long the text is."""
+    if request.data is not None:
+        return open_tokens(request.data).splits["train"].bytes
+    corpus = read(request.text or [])  # names a missing or empty file before anything is made
+    packed = any(name.endswith(PACKED) for name in corpus.names)
+    return int(corpus.total * (CHARACTERS_PER_PACKED_BYTE if packed else 1))
+
+
+def _settings(request: Request, sizes: Plan) -> TrainConfig:
     steps = request.train.get("steps", sizes.steps)
     derived = {
         "steps": steps,
@@ -65,26 +79,19 @@ def configure(folder: Path, request: Request, prepare: Prepare) -> RunConfig:
         "evaluate_every": max(100, min(1_000, steps // 5)),
         "save_every": max(100, min(1_000, steps // 5)),
     }
-    return RunConfig(
-        data=str(data.folder),
-        network=dataclasses.asdict(network_config(model, data.codec(), data.length, **network)),
-        train=TrainConfig(**derived | request.train),
-    )
+    return TrainConfig(**derived | request.train)
 
 
-def _from_text(folder: Path, request: Request, text: list[str], prepare: Prepare) -> tuple[Prepared, Plan]:
-    corpus = read(text)  # names a missing or empty file before anything is made
-    packed = any(name.endswith(PACKED) for name in corpus.names)
-    characters = int(corpus.total * (CHARACTERS_PER_PACKED_BYTE if packed else 1))
-    sizes = plan(characters, device(), request.train.get("minutes"))
-    vocab = request.vocab or (None if request.tokenizer else sizes.vocab)
-    own = codec(request.tokenizer) if request.tokenizer else (None if vocab else byte_codec())
-    with PartialState().main_process_first():
-        if not (folder / "data" / "index.json").exists():
-            prepare(text, folder / "data", codec=own, vocab=vocab, length=request.length or sizes.length)
-    return open_tokens(folder / "data"), sizes
-
-
-def device() -> torch.device:
-    """Where this process trains."""
-    return torch.device(PartialState().device)
+def _from_text(folder: Path, request: Request, sizes: Plan, prepare: Prepare) -> Prepared:
+    """Tokens of the text; what an earlier try left, whole or in parts, is made anew."""
+    own = None if request.tokenizer is None else codec(request.tokenizer)
+    vocab = sizes.vocab if request.vocab is None and own is None else request.vocab
+    if vocab is None and own is None:
+        own = byte_codec()
+    with processes().main_process_first():
+        if processes().is_main_process:
+            for part in folder.glob(".data.*"):
+                shutil.rmtree(part)
+            length = sizes.length if request.length is None else request.length
+            prepare(request.text, folder / "data", codec=own, vocab=vocab, length=length, overwrite=True)
+    return open_tokens(folder / "data")

@@ -10,8 +10,8 @@ from accelerate import Accelerator
 from torch import Tensor, nn
 from torch.distributed.checkpoint.state_dict import StateDictOptions, get_state_dict, set_state_dict
 
-from maskless.checkpoint import write_aside
 from maskless.ema import EMA
+from maskless.files import write_aside
 
 WHOLE = StateDictOptions(full_state_dict=True, cpu_offload=True)
 
@@ -38,11 +38,9 @@ def save(
     }
     if accelerator.is_main_process:
         folder.mkdir(parents=True, exist_ok=True)
-        write_aside(folder / f"step-{step:08d}.pt", lambda path: torch.save(state, path))
+        write_aside(folder / f"step-{step:08d}.pt", lambda path: _dump(state, path))
         for old in saved(folder)[:-keep]:
             old.unlink()
-        for part in folder.glob(".*.part"):  # left by a killed process
-            part.unlink()
 
 
 def restore(
@@ -70,6 +68,17 @@ def restore(
 def saved(folder: Path) -> list[Path]:
     """The states in a folder, oldest first."""
     return sorted(folder.glob("step-*.pt")) if folder.is_dir() else []
+
+
+def _dump(state: dict[str, Any], path: Path) -> None:
+    """torch.save, where a full disk is the system's OSError rather than a complaint about the archive."""
+    try:
+        with path.open("wb") as file:
+            torch.save(state, file)
+    except RuntimeError as error:
+        if isinstance(error.__context__, OSError):
+            raise error.__context__ from None
+        raise
 
 
 def whole(value: Tensor) -> Tensor:

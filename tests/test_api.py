@@ -1,0 +1,361 @@
+"""What a user calls: given text stays, gaps get their tokens, and mistakes are named."""
+
+import pytest
+import torch
+from torch import Tensor
+
+import maskless
+from maskless import Model, Sampled, Text, fill, generate, log_likelihood
+from maskless.codec.text import byte_codec, train_bpe
+from maskless.objective import bound
+from maskless.order import COUNTS, ORDERS
+from nn.reference import random_state
+
+L = 20
+KINDS = ["position", "mean", "logsumexp", "ordered", "masked"]
+WAYS = [{"order": order, "counts": counts} for order in ORDERS for counts in COUNTS]
+TEMPLATE = "ab[3]cd[4]e"
+GAPS = [2, 3, 4, 7, 8, 9, 10]
+
+
+@pytest.fixture(scope="module", params=KINDS)
+def model(request, tiny) -> Model:
+    """Over bytes, and decided enough that a change of context shows in the samples."""
+    vocab = 257 + (request.param == "masked")
+    return Model(tiny(request.param, scale=0.25, vocab=vocab, length=L), byte_codec())
+
+
+@pytest.fixture(scope="module")
+def plain(tiny) -> Model:
+    return Model(tiny("position", scale=0.25, vocab=257, length=L), byte_codec())
+
+
+@pytest.fixture(scope="module")
+def causal(tiny) -> Model:
+    return Model(tiny("causal", scale=0.25, vocab=257, length=L), byte_codec())
+
+
+@pytest.fixture(scope="module")
+def words(tiny) -> Model:
+    """Over a byte-level BPE, where a space belongs to the word behind it."""
+    codec = train_bpe(["the cat sat on the mat, the dog sat on the log"] * 4, 290)
+    return Model(tiny("position", scale=0.25, vocab=codec.vocab, length=L), codec)
+
+
+def consistent(text: Text, unknown: list[int], steps: int) -> None:
+    """The attributes of a text tell one story of how it came."""
+    assert isinstance(text, str)
+    assert len(text.tokens) == len(text.steps)
+    assert sorted(text.order) == unknown
+    assert [i for i, step in enumerate(text.steps) if step >= 0] == unknown
+    came = [text.steps[position] for position in text.order]
+    assert came == sorted(came)
+    assert set(came) <= set(range(steps))
+
+
+@pytest.mark.parametrize("how", WAYS)
+def test_generate_decides_every_token(model, how):
+    texts = generate(model, 3, steps=6, **how)
+    assert len(texts) == 3
+    for text in texts:
+        assert len(text.tokens) == L
+        consistent(text, list(range(L)), 6)
+        assert text == model.codec.decode(text.tokens)
+
+
+def test_generate_takes_32_steps_or_as_many_as_there_are_tokens(plain, tiny):
+    assert sorted(generate(plain)[0].steps) == list(range(L))
+    long = Model(tiny("position", vocab=257, length=40), byte_codec())
+    assert set(generate(long)[0].steps) == set(range(32))
+
+
+def test_a_prompt_is_kept_and_a_length_respected(model):
+    texts = generate(model, 2, prompt="Hello", length=11, steps=2)
+    for text in texts:
+        assert text.startswith("Hello")
+        assert text.tokens[:5] == list(b"Hello")
+        assert len(text.tokens) == 11
+        consistent(text, list(range(5, 11)), 2)
+
+
+@pytest.mark.parametrize("how", WAYS)
+def test_sample_i_is_the_same_whatever_n_and_wherever_one_starts(model, how):
+    many = generate(model, 5, steps=4, seed=3, **how)
+    one = generate(model, 1, steps=4, seed=3, **how)
+    later = generate(model, 2, first=3, steps=4, seed=3, **how)
+    assert one == many[:1]
+    assert later == many[3:]
+    assert [t.tokens for t in later] == [t.tokens for t in many[3:]]
+    assert [t.order for t in later] == [t.order for t in many[3:]]
+
+
+def test_equal_seeds_give_equal_texts_and_different_seeds_different_ones(model):
+    first, again, other = (generate(model, 3, steps=4, seed=seed) for seed in (0, 0, 1))
+    assert first == again
+    assert not set(first) & set(other)
+    assert len(set(first)) == 3
+
+
+def test_greedy_texts_need_no_luck(plain):
+    texts = {generate(plain, steps=L, order="raster", temperature=0, seed=seed)[0] for seed in range(4)}
+    assert len(texts) == 1
+    top_one = generate(plain, steps=L, order="raster", top_k=1)[0]
+    nucleus = generate(plain, steps=L, order="raster", top_p=1e-9)[0]
+    assert {top_one, nucleus} == texts
+
+
+@pytest.mark.parametrize("how", WAYS)
+def test_fill_keeps_the_given_text_and_fills_every_gap(model, how):
+    text = fill(model, TEMPLATE, steps=5, **how)
+    assert len(text.tokens) == 12
+    assert bytes(text.tokens[i] for i in range(12) if i not in [*GAPS, 11]) == b"abcd"
+    consistent(text, GAPS, 5)
+    assert text.tokens[11] == ord("e")
+    assert text.startswith("ab")
+    assert text.endswith("e")
+
+
+def test_a_gap_may_stand_anywhere(plain):
+    for template, unknown in (("[2]xy", [0, 1]), ("xy[2]", [2, 3]), ("[4]", [0, 1, 2, 3]), ("[1][2]", [0, 1, 2])):
+        consistent(fill(plain, template), unknown, 4)
+
+
+@pytest.mark.parametrize("how", WAYS)
+def test_a_list_gives_what_its_texts_give_alone(model, how):
+    templates = [TEMPLATE, "[9]", "so [5] x[7]!", TEMPLATE]
+    together = fill(model, templates, steps=4, seed=2, **how)
+    for text, template in zip(together, templates, strict=True):
+        alone = fill(model, template, steps=4, seed=2, **how)
+        assert text == alone
+        assert (text.tokens, text.steps, text.order) == (alone.tokens, alone.steps, alone.order)
+
+
+@pytest.mark.parametrize("counts", COUNTS)
+def test_a_text_does_not_depend_on_its_neighbours_when_the_steps_are_left_open(plain, counts):
+    for seed in range(8):
+        text, _ = fill(plain, ["ab[5]c", "[16]xyz"], counts=counts, seed=seed)
+        alone = fill(plain, "ab[5]c", counts=counts, seed=seed)
+        assert (text.tokens, text.order) == (alone.tokens, alone.order)
+
+
+def test_no_texts_give_no_texts(plain):
+    assert fill(plain, []) == []
+
+
+def test_fill_of_words_keeps_the_spaces_before_gaps(words):
+    for seed in range(8):
+        text = fill(words, "the [3] sat on [2].", seed=seed)
+        assert text.startswith("the ")
+        assert " sat on " in text
+        assert text.endswith(".")
+        given = words.codec.encode("the"), words.codec.encode(" sat on"), words.codec.encode(".")
+        kept = [token for token, step in zip(text.tokens, text.steps, strict=True) if step < 0]
+        assert kept == [*given[0], *given[1], *given[2]]
+        assert len(text.order) == 5
+
+
+@pytest.mark.parametrize("how", WAYS)
+def test_token_ids_are_filled_where_they_are_not_known(model, how):
+    generator = torch.Generator().manual_seed(0)
+    tokens = torch.randint(257, (3, 9), generator=generator)
+    known = torch.rand(3, 9, generator=generator) < 0.4
+    before = tokens.clone()
+    done = fill(model, tokens, known=known, steps=3, **how)
+    assert isinstance(done, Sampled)
+    assert torch.equal(tokens, before)
+    assert torch.equal(done.tokens[known], tokens[known])
+    assert torch.equal(done.steps < 0, known)
+    assert [sorted(order) for order in done.order] == [(~row).nonzero()[:, 0].tolist() for row in known]
+    blank = fill(model, torch.where(known, tokens, -1), known=known, steps=3, **how)
+    assert torch.equal(blank.tokens, done.tokens)
+
+
+def test_a_row_of_ids_without_a_gap_stays_as_it_is(plain):
+    tokens, known = torch.arange(8).view(2, 4), torch.tensor([[True] * 4, [True, False, True, False]])
+    done = fill(plain, tokens, known=known)
+    assert done.tokens[0].tolist() == [0, 1, 2, 3]
+    assert done.order[0] == []
+
+
+@pytest.mark.parametrize("call", ["generate", "fill"])
+def test_on_step_sees_every_decided_token_once(model, call):
+    seen: dict[tuple[int, int], tuple[int, int]] = {}
+
+    def watch(step) -> None:
+        for row, position, token in zip(*(x.tolist() for x in (step.rows, step.positions, step.tokens)), strict=True):
+            assert (row, position) not in seen
+            seen[row, position] = token, step.number
+
+    if call == "generate":
+        texts = generate(model, 2, steps=5, on_step=watch, counts="mdlm")
+    else:
+        texts = fill(model, [TEMPLATE, "[6] x"], steps=5, on_step=watch)
+    decided = {(row, position) for row, text in enumerate(texts) for position in text.order}
+    assert set(seen) == decided
+    for (row, position), (token, number) in seen.items():
+        assert texts[row].tokens[position] == token
+        assert texts[row].steps[position] == number
+
+
+def test_a_wrapped_model_starts_every_text_with_its_bos(tiny):
+    model = Model(tiny("position", vocab=257, length=L), byte_codec(), layout="wrapped")
+    text = generate(model, prompt="Hi", length=9)[0]
+    assert text.tokens[:3] == [256, *b"Hi"]
+    assert text.startswith("Hi")
+    consistent(text, list(range(3, 9)), 6)
+    filled = fill(model, "a[2]b")
+    assert (filled.tokens[:2], filled.tokens[4]) == ([256, ord("a")], ord("b"))
+    consistent(filled, [2, 3], 2)
+
+
+def test_a_causal_model_continues_prompts_of_any_length(causal):
+    templates = ["abc[4]", "abcdefg[5]", "[3]"]
+    for text, template in zip(fill(causal, templates), templates, strict=True):
+        alone = fill(causal, template)
+        assert text == alone
+        assert text.tokens == alone.tokens
+        assert text.order == sorted(text.order)
+    assert generate(causal, 1, prompt="abc", length=9) == generate(causal, 3, prompt="abc", length=9)[:1]
+
+
+@pytest.mark.parametrize(
+    ("how", "message"),
+    [
+        ({"steps": 2}, r"one step per token \(4 here\) from left to right"),
+        ({"order": "raster", "steps": 3}, "from left to right"),
+    ],
+)
+def test_a_causal_model_says_what_it_cannot_do(causal, how, message):
+    with pytest.raises(ValueError, match=message):
+        generate(causal, length=4, **how)
+    with pytest.raises(ValueError, match="cannot fill a gap that has text after it"):
+        fill(causal, "a[2]b")
+
+
+def rows_of(model: Model, n: int = 4, length: int = 6) -> Tensor:
+    return torch.randint(256, (n, length), generator=torch.Generator().manual_seed(0))
+
+
+def test_log_likelihood_is_minus_the_bound(model):
+    tokens = rows_of(model)
+    known = torch.arange(6) < torch.arange(4)[:, None]
+    score = log_likelihood(model, tokens, samples=3, seed=5)
+    assert score.shape == (4,)
+    assert score.dtype == torch.float64
+    assert torch.equal(score, -bound(model.network, tokens, samples=3, seed=5))
+    given = log_likelihood(model, tokens, known, samples=3, seed=5)
+    assert torch.equal(given, -bound(model.network, tokens, known, samples=3, seed=5))
+    assert log_likelihood(model, tokens, torch.ones_like(tokens).bool()).tolist() == [0.0] * 4
+
+
+def test_log_likelihood_takes_a_row_or_a_text_too(model):
+    tokens, known = rows_of(model, n=1), torch.tensor([[True, False, False, True, True, False]])
+    assert log_likelihood(model, tokens[0], known[0]) == log_likelihood(model, tokens, known)[0]
+    assert log_likelihood(model, tokens[0]).ndim == 0
+    text = log_likelihood(model, "abcd", samples=2)
+    assert torch.equal(text, log_likelihood(model, torch.tensor([list(b"abcd")]), samples=2))
+
+
+def test_the_log_likelihood_of_one_unknown_token_is_its_log_probability(model):
+    tokens, known = rows_of(model, length=2), torch.tensor([[True, False]]).repeat(4, 1)
+    with torch.no_grad():
+        logits = model.predict(tokens[:, :1], torch.zeros(4, 1).long(), torch.ones(4, 1).long())[:, 0]
+    expected = logits.double().log_softmax(-1)[torch.arange(4), tokens[:, 1]]
+    torch.testing.assert_close(log_likelihood(model, tokens, known), expected, atol=1e-5, rtol=0)
+
+
+def test_an_empty_text_is_certain(plain):
+    assert log_likelihood(plain, "").tolist() == [0.0]
+
+
+@pytest.mark.parametrize(
+    ("call", "message"),
+    [
+        (lambda m: generate(m, steps=L + 1), f"steps {L + 1} is out of range: expected 1 to {L}"),
+        (lambda m: generate(m, steps=0), f"steps 0 is out of range: expected 1 to {L}"),
+        (lambda m: fill(m, "ab[5]c", steps=6), "steps 6 is out of range: expected 1 to 5"),
+        (lambda m: generate(m, n=0), "n 0 is out of range"),
+        (lambda m: generate(m, length=L + 1), f"length {L + 1} is out of range: expected 1 to {L}"),
+        (lambda m: generate(m, prompt="abc", length=3), "length 3 is out of range: expected 4 to"),
+        (lambda m: generate(m, order="spiral"), "unknown order 'spiral': expected one of random, raster"),
+        (lambda m: generate(m, counts="cosine"), "unknown counts 'cosine': expected one of uniform, mdlm"),
+        (lambda m: generate(m, temperature=-1.0), "temperature -1.0 is out of range"),
+        (lambda m: fill(m, "a[2]b", top_p=0.0), "top_p 0.0 is out of range"),
+        (lambda m: fill(m, f"a[{L}]"), f"{L + 1} tokens long: expected at most the model's context of {L}"),
+        (lambda m: fill(m, "no gap here"), "no gap in the template"),
+        (lambda m: fill(m, "a[2]", known=torch.ones(1, 3)), "known= goes with token ids"),
+        (lambda m: fill(m, torch.zeros(1, 3).long()), "with known= a mask of the same shape"),
+        (lambda m: fill(m, torch.zeros(1, 3).long(), known=torch.ones(1, 2)), "a mask of the same shape"),
+        (lambda m: fill(m, torch.zeros(1, 99).long(), known=torch.zeros(1, 99)), f"model's context of {L}"),
+    ],
+)
+def test_mistakes_are_named_with_what_was_expected(plain, call, message):
+    with pytest.raises(ValueError, match=message):
+        call(plain)
+
+
+ROW = torch.zeros(1, 4, dtype=torch.long)
+HALF = torch.tensor([[True, True, False, False]])
+
+
+@pytest.mark.parametrize(
+    "call",
+    [
+        lambda m: log_likelihood(m, "x" * (L + 1)),
+        lambda m: log_likelihood(m, ROW + 257),
+        lambda m: log_likelihood(m, ROW - 1),
+        lambda m: log_likelihood(m, ROW.repeat(2, 1), HALF),
+        lambda m: log_likelihood(m, ROW, samples=0),
+        lambda m: fill(m, ROW + 257, known=HALF),
+        lambda m: fill(m, ROW - 1, known=HALF),
+        lambda m: generate(m, length=4, seed=2**64),
+    ],
+    ids=["too long", "id 257", "id -1", "known", "no samples", "fill 257", "fill -1", "large seed"],
+)
+def test_mistakes_are_value_errors_and_nothing_else(plain, call):
+    with pytest.raises(ValueError):
+        call(plain)
+
+
+def test_a_model_without_a_tokenizer_says_so(tiny):
+    bare = Model(tiny("position"))
+    for call in (lambda: generate(bare), lambda: fill(bare, "a[2]"), lambda: log_likelihood(bare, "abc")):
+        with pytest.raises(ValueError, match="brings no tokenizer: name one with tokenizer="):
+            call()
+    assert fill(bare, torch.zeros(1, 4).long(), known=torch.zeros(1, 4)).tokens.shape == (1, 4)
+
+
+def test_load_reads_model_folders_run_folders_and_released_files(plain, tmp_path):
+    plain.save_pretrained(tmp_path / "folder")
+    plain.save_pretrained(tmp_path / "run" / "model")
+    expected = generate(plain, steps=3)
+    for name in ("folder", "run"):
+        loaded = maskless.load(tmp_path / name, device="cpu")
+        assert not loaded.training
+        assert generate(loaded, steps=3) == expected
+    state = random_state(vocab=258, width=16, heads=2, condition=8, encoder=1, decoder=1)
+    torch.save({"state_dict": state}, tmp_path / "released.ckpt")
+    released = maskless.load(tmp_path / "released.ckpt", weights="raw", tokenizer="bytes", device="cpu")
+    assert (released.kind, released.layout) == ("partition", "wrapped")
+    assert generate(released, length=6, prompt="ab")[0].tokens[:3] == [256, *b"ab"]
+
+
+def test_load_refuses_a_tokenizer_with_more_ids_than_the_model(tiny, tmp_path):
+    Model(tiny("position")).save_pretrained(tmp_path)
+    with pytest.raises(ValueError, match=r"the tokenizer bytes has 257 ids, the model .* only 11"):
+        maskless.load(tmp_path, tokenizer="bytes", device="cpu")
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("kind", [*KINDS, "causal"])
+def test_everything_runs_on_a_gpu(tiny, kind):
+    vocab = 257 + (kind == "masked")
+    model = Model(tiny(kind, scale=0.25, vocab=vocab, length=L), byte_codec()).cuda()
+    for how in [{}] if kind == "causal" else WAYS:
+        texts = generate(model, 3, prompt="ab", **how)
+        assert texts == generate(model, 3, prompt="ab", **how)
+        assert [text[:2] for text in texts] == ["ab"] * 3
+        assert generate(model, 2, **how)[0].steps.count(-1) == 0
+    tokens = rows_of(model)
+    on_gpu = log_likelihood(model, tokens)
+    torch.testing.assert_close(on_gpu, log_likelihood(model.cpu(), tokens), rtol=0.05, atol=0)

@@ -1,0 +1,186 @@
+"""The house rules as tests: imports only go down, rooms on one floor do not know each other, and files stay small."""
+
+from __future__ import annotations
+
+import ast
+import re
+import sys
+import tomllib
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+SOURCE = ROOT / "src" / "maskless"
+LONGEST_FILE = 350
+
+# A room is a module, or a package with all that is in it. Each floor may use those below it.
+FLOORS: dict[int, set[str]] = {
+    0: {"schedule", "problems", "order", "logits", "version"},
+    1: {"nn"},
+    2: {"objective", "sampling"},
+    4: {"files"},
+    5: {"codec"},
+    6: {"checkpoint", "ema", "data", "official"},
+    7: {"api"},
+    8: {"evaluate"},
+    9: {"train"},
+    10: {"recipes"},
+    11: {"cli", "demo", "__main__"},
+}
+FLOOR = {room: floor for floor, rooms in FLOORS.items() for room in rooms}
+DOORS = {("cli", "demo"), ("__main__", "cli")}  # who may know whom on the top floor
+FRONT = "__init__"  # what `import maskless` gives; as high as the highest room that it shows
+
+MODULES = sorted(SOURCE.rglob("*.py"))
+NAMES = [str(path.relative_to(SOURCE)) for path in MODULES]
+each_module = pytest.mark.parametrize("path", MODULES, ids=NAMES)
+
+
+def room_of(path: Path) -> str:
+    return path.relative_to(SOURCE).parts[0].removesuffix(".py")
+
+
+def absolute(node: ast.Import | ast.ImportFrom, path: Path) -> list[str]:
+    """What a statement imports, by full names: `from . import state` in train/run.py -> maskless.train.state"""
+    if isinstance(node, ast.Import):
+        return [alias.name for alias in node.names]
+    package = ("maskless", *path.relative_to(SOURCE).parent.parts)
+    above = package[: len(package) - node.level + 1] if node.level else ()
+    base = ".".join([*above, *([node.module] if node.module else [])])
+    return [f"{base}.{alias.name}" for alias in node.names]
+
+
+def statements(tree: ast.AST, *, inside_functions: bool) -> Iterator[ast.Import | ast.ImportFrom]:
+    """Import statements, also under `if TYPE_CHECKING`, in `try` and in classes; in functions if asked for."""
+    for node in ast.iter_child_nodes(tree):
+        if isinstance(node, ast.Import | ast.ImportFrom):
+            yield node
+        elif inside_functions or not isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda):
+            yield from statements(node, inside_functions=inside_functions)
+
+
+def imports(path: Path, *, inside_functions: bool = True) -> list[str]:
+    found = statements(ast.parse(path.read_text()), inside_functions=inside_functions)
+    return [name for node in found for name in absolute(node, path)]
+
+
+def room_named(name: str) -> str:
+    """maskless.train.loop.train -> train; what is not a module comes from the front."""
+    parts = name.split(".")
+    is_room = len(parts) > 1 and ((SOURCE / parts[1]).is_dir() or (SOURCE / f"{parts[1]}.py").is_file())
+    return parts[1] if is_room or (len(parts) > 1 and parts[1] in FLOOR) else FRONT
+
+
+def rooms_used(path: Path) -> set[str]:
+    return {room_named(name) for name in imports(path) if name.split(".")[0] == "maskless"} - {room_of(path)}
+
+
+def third_party(names: list[str]) -> set[str]:
+    return {name.split(".")[0] for name in names} - set(sys.stdlib_module_names) - {"maskless"}
+
+
+def importable(requirements: list[str]) -> set[str]:
+    """The names under which requirements are imported: "pillow>=10" -> PIL"""
+    projects = {re.split(r"[\s<>=!~;\[]", line)[0].replace("-", "_") for line in requirements}
+    return {{"pillow": "PIL"}.get(project, project) for project in projects}
+
+
+PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+CORE = importable(PROJECT["dependencies"])
+EXTRAS = importable([line for lines in PROJECT["optional-dependencies"].values() for line in lines])
+
+
+def test_every_module_is_on_the_plan_and_every_room_is_built():
+    built = {room_of(path) for path in MODULES} - {FRONT}
+    assert built - FLOOR.keys() == set(), "rooms that are not on the plan"
+    assert FLOOR.keys() - built == set(), "rooms on the plan that do not exist"
+
+
+@each_module
+def test_imports_only_go_down(path):
+    here = room_of(path)
+    if here == FRONT:
+        return  # it may show whatever it likes
+    front = max(FLOOR[room] for room in rooms_used(SOURCE / "__init__.py"))
+    floors = FLOOR | {FRONT: front}
+    allowed = {room for room in floors if floors[room] < FLOOR[here] or (here, room) in DOORS}
+    assert rooms_used(path) - allowed == set(), f"{here} is on floor {FLOOR[here]}"
+
+
+@pytest.mark.parametrize("room", sorted(FLOORS[0]))
+def test_the_ground_floor_needs_torch_and_the_standard_library_only(room):
+    path = SOURCE / f"{room}.py"
+    assert third_party(imports(path)) <= {"torch"}
+    assert rooms_used(path) == set()
+
+
+@each_module
+def test_modules_load_with_the_core_dependencies_alone(path):
+    assert third_party(imports(path, inside_functions=False)) - CORE == set()
+
+
+@each_module
+def test_everything_imported_is_declared(path):
+    assert third_party(imports(path)) - CORE - EXTRAS == set()
+
+
+@each_module
+def test_files_stay_small(path):
+    lines = len(path.read_text().splitlines())
+    assert lines <= LONGEST_FILE
+
+
+@each_module
+def test_a_module_opens_with_a_sentence_that_states_its_purpose(path):
+    docstring = ast.get_docstring(ast.parse(path.read_text()))
+    assert docstring, "no docstring"
+    sentence = docstring.splitlines()[0].split("  ")[0]  # a source may follow: "...  PGM, Sec. 4"
+    assert re.fullmatch(r"(?:[A-Z]|maskless\b|`).*[.?!]", sentence), sentence
+    assert len(sentence.split()) >= 4, sentence
+
+
+def test_no_room_is_a_lumber_room():
+    assert {path.name for path in MODULES} & {"utils.py", "base.py", "helpers.py"} == set()
+
+
+@each_module
+def test_nothing_is_put_off(path):
+    assert re.findall(r"TODO|FIXME", path.read_text()) == []
+
+
+def test_the_reader_of_imports_sees_all_kinds():
+    """Imports in functions, under TYPE_CHECKING, in try, relative ones and those from the front."""
+    text = """
+import os.path, torch
+from maskless import logits as lg, Model
+if TYPE_CHECKING:
+    from maskless.train.run import RunConfig
+try:
+    import zstandard
+except ImportError:
+    pass
+def f():
+    import datasets
+    from . import state
+    from ..nn.blocks import Head
+"""
+    path = SOURCE / "train" / "imagined.py"
+    nodes = list(statements(ast.parse(text), inside_functions=True))
+    names = [name for node in nodes for name in absolute(node, path)]
+    assert names == [
+        "os.path",
+        "torch",
+        "maskless.logits",
+        "maskless.Model",
+        "maskless.train.run.RunConfig",
+        "zstandard",
+        "datasets",
+        "maskless.train.state",
+        "maskless.nn.blocks.Head",
+    ]
+    rooms = [room_named(name) for name in names if name.startswith("maskless")]
+    assert rooms == ["logits", FRONT, "train", "train", "nn"]
+    assert third_party(names) == {"torch", "zstandard", "datasets"}
+    assert "datasets" not in str([ast.dump(n) for n in statements(ast.parse(text), inside_functions=False)])

@@ -1,0 +1,214 @@
+"""Model folders load as they were saved, or say in one line why not; a failed save leaves what was there."""
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from maskless import checkpoint
+from maskless.checkpoint import Model, write_aside
+from maskless.codec.text import byte_codec
+from maskless.problems import dense
+
+KINDS = ["position", "mean", "logsumexp", "ordered", "masked", "causal"]
+FILES = {"config.json", "model.safetensors"}
+
+
+@torch.no_grad()
+def logits(model: Model) -> torch.Tensor:
+    """At positions 3 to 5, after a prefix of 5 that every kind can read."""
+    tokens = torch.tensor([[1, 2, 3, 4, 5], [5, 6, 7, 8, 9]])
+    return model.predict(tokens, torch.arange(5).expand(2, 5), torch.tensor([[3, 4, 5]]).expand(2, 3))
+
+
+def names(folder: Path) -> set[str]:
+    return {path.name for path in folder.iterdir()}
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_saved_model_is_the_same_model(tiny, tmp_path, kind):
+    model = Model(tiny(kind), layout="wrapped")
+    model.save_pretrained(tmp_path / "new" / "folder")
+    again = Model.from_pretrained(tmp_path / "new" / "folder")
+    assert torch.equal(logits(again), logits(model))
+    assert (again.config, again.kind, again.layout, again.codec) == (model.config, model.kind, "wrapped", None)
+    assert not again.training
+    assert names(tmp_path / "new" / "folder") == FILES
+
+
+def test_the_tokenizer_travels_with_the_model(tiny, tmp_path):
+    Model(tiny("position", vocab=257), byte_codec()).save_pretrained(tmp_path)
+    again = Model.from_pretrained(tmp_path)
+    assert names(tmp_path) == FILES | {"tokenizer.json"}
+    assert again.codec.encode("naïve <|endoftext|>") == list("naïve <|endoftext|>".encode())
+    assert again.codec.bos == 256
+
+
+def test_other_weights_may_be_saved_in_place_of_the_networks_own(tiny, tmp_path):
+    model, other = Model(tiny("position")), Model(tiny("position", seed=1))
+    model.save_pretrained(tmp_path, other.network.state_dict())
+    assert torch.equal(logits(Model.from_pretrained(tmp_path)), logits(other))
+
+
+@pytest.fixture
+def saved(tiny, tmp_path) -> Path:
+    Model(tiny("position", vocab=257), byte_codec()).save_pretrained(tmp_path / "model")
+    return tmp_path / "model"
+
+
+def refused(folder: Path, message: str) -> None:
+    with pytest.raises(ValueError, match=message) as error:
+        Model.from_pretrained(folder)
+    assert str(folder) in str(error.value)
+    assert "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize("share", [0.0, 0.0005, 0.01, 0.5, 0.999])
+def test_a_truncated_file_of_weights_is_one_clear_line(saved, share):
+    file = saved / "model.safetensors"
+    file.write_bytes(file.read_bytes()[: int(share * file.stat().st_size)])
+    refused(saved, "is damaged or not a safetensors file")
+
+
+def test_a_file_of_weights_that_is_none_is_one_clear_line(saved):
+    (saved / "model.safetensors").write_text("weights are in another castle" * 99)
+    refused(saved, "is damaged or not a safetensors file")
+
+
+def edit(folder: Path, change) -> None:
+    state = load_file(folder / "model.safetensors")
+    save_file(change(state), folder / "model.safetensors")
+
+
+def test_tensors_that_do_not_fit_are_named(saved):
+    edit(saved, lambda state: state | {"swap.start": torch.zeros(2, 16)})
+    refused(saved, r"'swap.start' is \(2, 16\), expected \(1, 16\)")
+    edit(saved, lambda state: {name: value for name, value in state.items() if name != "swap.start"})
+    refused(saved, "lacks the tensor 'swap.start'")
+    edit(saved, lambda state: state | {"swap.start": torch.zeros(1, 16), "surprise": torch.zeros(1)})
+    refused(saved, "holds the unknown tensor 'surprise'")
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ('{"kind": "mamba", "network": {}, "layout": "packed"}', "mamba"),
+        ('{"kind": "partition", "layout": "packed"}', "network"),
+        ('{"kind": "partition", "network": {"vocab": 5, "length": 8, "wings": 2}, "layout": "packed"}', "wings"),
+        ('{"kind": "partition", "network": {"vocab": 5}, "layout": "packed"}', "length"),
+        ('{"kind": "partition", "network": [1], "layout": "packed"}', "not a maskless config"),
+        ("[1, 2]", "not a maskless config"),
+        ("{", "not a maskless config"),
+        ("", "not a maskless config"),
+    ],
+)
+def test_a_config_that_is_none_is_one_clear_line(saved, text, message):
+    (saved / "config.json").write_text(text)
+    refused(saved, message)
+
+
+def test_a_config_of_other_sizes_is_one_clear_line(saved):
+    file = saved / "config.json"
+    config = json.loads(file.read_text())
+    config["network"]["vocab"] = 300
+    file.write_text(json.dumps(config))
+    refused(saved, r"'embedding.weight' is \(257, 16\), expected \(300, 16\)")
+
+
+def test_a_config_in_another_encoding_is_one_clear_line(saved):
+    (saved / "config.json").write_bytes(b'{"kind": "\xff\xfe"}')
+    refused(saved, "not a maskless config")
+
+
+@pytest.mark.parametrize("file", ["config.json", "model.safetensors"])
+def test_a_missing_file_is_named(saved, file):
+    (saved / file).unlink()
+    refused(saved, f"is not a model folder: it has no {file}")
+
+
+def test_a_damaged_tokenizer_is_one_clear_line(saved):
+    (saved / "tokenizer.json").write_text('{"version": "1.0"}')
+    refused(saved, "not a tokenizer.json")
+
+
+@pytest.mark.parametrize("name", ["no such folder", "one/two/three"])
+def test_a_name_that_is_neither_a_folder_nor_a_hub_id_is_refused(name):
+    with pytest.raises(ValueError, match=f"'{name}' is neither a model folder nor a hub id"):
+        Model.from_pretrained(name)
+
+
+def test_a_failed_save_leaves_the_earlier_model_and_nothing_else(tiny, saved, monkeypatch):
+    before, files = logits(Model.from_pretrained(saved)), names(saved)
+
+    def fails(state, path, metadata):
+        Path(path).write_bytes(b"half of it")
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(checkpoint, "save_file", fails)
+    with pytest.raises(OSError, match="No space left"):
+        Model(tiny("position", vocab=257, seed=1), byte_codec()).save_pretrained(saved)
+    assert names(saved) == files
+    assert torch.equal(logits(Model.from_pretrained(saved)), before)
+
+
+def test_a_file_written_aside_appears_whole_or_not_at_all(tmp_path):
+    path = tmp_path / "file"
+    write_aside(path, lambda aside: aside.write_text("one"))
+    assert path.read_text() == "one"
+
+    def stopped(aside: Path) -> None:
+        assert aside.parent == tmp_path  # a rename is only atomic within a file system
+        aside.write_text("tw")
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        write_aside(path, stopped)
+    assert path.read_text() == "one"
+    write_aside(path, lambda aside: aside.write_text("two"))
+    assert path.read_text() == "two"
+    assert names(tmp_path) == {"file"}
+
+
+@torch.no_grad()
+def test_predict_answers_the_problems_of_its_rows(network):
+    model, generator = Model(network), torch.Generator().manual_seed(0)
+    tokens = torch.randint(10, (3, 4), generator=generator)
+    places = torch.rand(3, 8, generator=generator).argsort(1)
+    positions, targets, lengths = places[:, :4], places[:, 4:6], torch.tensor([4, 0, 2])
+    for given in (None, lengths):
+        answers = model.predict(tokens, positions, targets, given)
+        assert answers.shape == (3, 2, 11)
+        assert torch.equal(answers.flatten(0, 1), network(dense(tokens, positions, targets, given)))
+
+
+def ids(*values: int) -> torch.Tensor:
+    return torch.tensor([values])
+
+
+@pytest.mark.parametrize(
+    ("args", "message"),
+    [
+        ((ids(1, 2), ids(0), ids(3)), r"of shapes .*: expected \(B, n\), \(B, n\), \(B, k\)"),
+        ((ids(1, 2), ids(0, 1), torch.tensor([3])), "expected"),
+        ((ids(1, 2), ids(0, 1), torch.tensor([[3], [4]])), "expected"),
+        ((ids(1, 11), ids(0, 1), ids(3)), "a token is 11: expected 0 to 10"),
+        ((ids(-1, 4), ids(0, 1), ids(3)), "a token is -1: expected 0 to 10"),
+        ((ids(1, 2), ids(0, 8), ids(3)), "a position is 8: expected 0 to 7"),
+        ((ids(1, 2), ids(0, 1), ids(8)), "a target is 8: expected 0 to 7"),
+        ((ids(1, 2), ids(0, 1), ids(-1)), "a target is -1: expected 0 to 7"),
+        ((ids(1, 2), ids(0, 1), ids(3), torch.tensor([3])), r"lengths \[3\] do not fit rows of 2 tokens"),
+        ((ids(1, 2), ids(0, 1), ids(3), torch.tensor([-1])), r"lengths \[-1\] do not fit rows of 2 tokens"),
+        ((ids(1, 2), ids(0, 1), ids(3), torch.tensor([1, 1])), "do not fit"),
+    ],
+)
+def test_rows_that_do_not_fit_are_refused_with_the_value(tiny, args, message):
+    with pytest.raises(ValueError, match=message):
+        Model(tiny("position")).predict(*args)
+
+
+def test_a_causal_model_predicts_after_prefixes_only(tiny):
+    model = Model(tiny("causal"))
+    with pytest.raises(ValueError, match="contexts must be prefixes"):
+        model.predict(ids(1, 2), ids(1, 0), ids(2))

@@ -1,0 +1,211 @@
+"""What the documents say is so: names exist, recipes exist with the paper's numbers, commands parse, examples run."""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+import itertools
+import re
+import shlex
+import textwrap
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import typer
+from typer.main import get_command
+
+from maskless.checkpoint import Model
+from maskless.cli import app
+from maskless.codec.text import byte_codec
+from maskless.nn.partition import PartitionConfig, PartitionTransformer
+from maskless.recipes import RECIPES
+
+ROOT = Path(__file__).parents[1]
+SOURCE = ROOT / "src" / "maskless"
+README, MAP = ROOT / "README.md", ROOT / "docs" / "paper-map.md"
+DOCUMENTS = [README, MAP, ROOT / "CONTRIBUTING.md"]
+COMMANDS: dict[str, Any] = get_command(app).commands
+USAGE_ERROR: Any = typer.BadParameter.__base__  # typer has no public name for it
+
+
+def text_of(path: Path) -> str:
+    return path.read_text() if path.exists() else ""
+
+
+def blocks(path: Path, language: str) -> Iterator[tuple[int, str]]:
+    """The fenced blocks of a language, each with the line on which it starts."""
+    text = text_of(path)
+    for match in re.finditer(rf"^ *```(?:{language})\n(.*?)^ *```$", text, re.MULTILINE | re.DOTALL):
+        yield text[: match.start(1)].count("\n"), textwrap.dedent(match[1])
+
+
+def quoted(path: Path) -> list[str]:
+    """What stands in backticks within a line, fenced blocks left out."""
+    prose = re.sub(r"^ *```.*?^ *```$", "", text_of(path), flags=re.MULTILINE | re.DOTALL)
+    return sorted(set(re.findall(r"`([^`\n]+)`", prose)))
+
+
+def resolve(name: str) -> object:
+    """`maskless.order.mdlm`, `order.mdlm` or `order.py:mdlm` as an object; an AttributeError where there is none."""
+    parts = name.replace("/", ".").replace(".py:", ".").removeprefix("maskless.").split(".")
+    found: object = importlib.import_module("maskless")
+    for depth, part in enumerate(parts, 1):
+        module = ".".join(["maskless", *parts[:depth]])
+        if importlib.util.find_spec(module) if hasattr(found, "__path__") else None:
+            found = importlib.import_module(module)
+        else:
+            found = getattr(found, part)
+    return found
+
+
+def command_lines(path: Path) -> list[str]:
+    """The lines of shell blocks that run maskless, continued lines joined."""
+    shell = [block.replace("\\\n", " ") for _, block in blocks(path, "sh|bash|shell|console")]
+    lines = [line.strip().removeprefix("$ ") for block in shell for line in block.splitlines()]
+    return [line for line in lines if arguments(line)]
+
+
+def arguments(line: str) -> list[str]:
+    """The words after `maskless` or `-m maskless`, up to a pipe, a redirection or the next command."""
+    lexer = shlex.shlex(line, posix=True, punctuation_chars=True)
+    lexer.whitespace_split = True
+    words = list(lexer)
+    if words[:1] == ["maskless"]:
+        begin = 1
+    elif any(pair == ("-m", "maskless") for pair in itertools.pairwise(words)):
+        begin = words.index("maskless") + 1
+    else:
+        return []
+    end = next((i for i, word in enumerate(words) if set(word) <= set("|&;<>")), len(words))
+    return words[begin:end]
+
+
+def parse(words: list[str]) -> None:
+    """Fail for a command, an option or a value that the command line would refuse."""
+    name, *rest = words
+    assert name in COMMANDS, f"unknown command {name!r}: expected one of {', '.join(COMMANDS)}"
+    try:
+        COMMANDS[name].make_context(name, rest)
+    except typer.Exit:
+        assert "--help" in rest
+    except USAGE_ERROR as error:
+        pytest.fail(f"maskless {shlex.join(words)}: {error.format_message()}")
+
+
+def options(command: str) -> set[str]:
+    return {"--help"}.union(*(parameter.opts + parameter.secondary_opts for parameter in COMMANDS[command].params))
+
+
+DOTTED = r"[A-Za-z_]\w*(?:\.[A-Za-z_]\w*)+|[\w/]+\.py:\w+"
+PROSE = {name for path in (MAP, ROOT / "CONTRIBUTING.md") for name in quoted(path)}
+NAMES = sorted(
+    name for name in PROSE if re.fullmatch(DOTTED, name) and not (ROOT / name).exists() and not (SOURCE / name).exists()
+)
+LINES = [(path.name, line) for path in DOCUMENTS for line in command_lines(path)]
+
+
+def test_the_map_has_names_to_check():
+    assert len(NAMES) > 40
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_every_name_in_the_documents_exists(name):
+    resolve(name)
+
+
+@pytest.mark.parametrize("name", ["order.nothing", "nothing.order", "maskless.order.mdlm.more", "order.py:nothing"])
+def test_a_wrong_name_is_noticed(name):
+    with pytest.raises(AttributeError):
+        resolve(name)
+
+
+@pytest.mark.parametrize("name", ["maskless.load", "order.mdlm", "nn.blocks.SelfBlock", "nn/blocks.py:open_gates"])
+def test_a_right_name_resolves(name):
+    assert callable(resolve(name))
+
+
+def test_every_recipe_on_the_map_exists():
+    sets = "|".join(sorted({name.split("-")[0] for name in RECIPES}))
+    named = [name for name in quoted(MAP) if re.fullmatch(rf"(?:{sets}|lm1b|owt)-[\w-]+", name)]
+    assert named
+    assert set(named) - RECIPES.keys() == set()
+
+
+def test_the_map_has_every_row_of_the_paper_with_its_perplexity():
+    rows = {name: float(number) for number, name in re.findall(r"\| (\d+\.\d+) `([\w-]+)`", text_of(MAP))}
+    assert rows == {recipe.name: recipe.perplexity for recipe in RECIPES.values() if recipe.source.startswith("PGM")}
+
+
+def test_every_command_and_option_on_the_map_exists():
+    inline = [words[1:] for name in quoted(MAP) if (words := name.split())[0] == "maskless" and len(words) > 1]
+    assert inline
+    for command, *rest in inline:
+        assert command in COMMANDS
+        assert {word for word in rest if word.startswith("-")} <= options(command)
+    alone = {name.split()[0] for name in quoted(MAP) if name.startswith("--")}
+    assert alone <= set.union(*map(options, COMMANDS))
+
+
+@pytest.mark.parametrize(("document", "line"), LINES)
+def test_commands_in_the_documents_parse(document, line):
+    parse(arguments(line))
+
+
+def test_the_readme_shows_commands():
+    assert command_lines(README), "README.md has no line in a ```sh block that runs maskless"
+
+
+@pytest.mark.parametrize("name", RECIPES)
+def test_the_commands_of_a_recipe_parse(name):
+    for line in RECIPES[name].commands:
+        parse(arguments(line))
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "maskless nosuch",
+        "maskless generate runs/my --nosuch 3",
+        "maskless generate runs/my --steps many",
+        "maskless generate",
+        "torchrun --nproc-per-node 8 -m maskless train --nosuch",
+    ],
+)
+def test_a_wrong_command_is_noticed(line):
+    with pytest.raises((AssertionError, pytest.fail.Exception)):
+        parse(arguments(line))
+
+
+def test_commands_are_read_out_of_shell_lines():
+    assert arguments("maskless generate runs/my --n 2 > out.txt  # two") == ["generate", "runs/my", "--n", "2"]
+    assert arguments('maskless fill runs/my "a [8] > b" | head') == ["fill", "runs/my", "a [8] > b"]
+    assert arguments("torchrun -m maskless train --out runs/my") == ["train", "--out", "runs/my"]
+    assert arguments("pip install maskless") == []
+
+
+@pytest.fixture
+def with_a_run(tmp_path, monkeypatch):
+    """A working directory where runs/my is the folder of a run: a random, tiny PGM over bytes, 64 tokens long."""
+    torch.manual_seed(0)
+    sizes = {"width": 32, "heads": 2, "encoder": 1, "decoder": 1, "condition": 8}
+    network = PartitionTransformer(PartitionConfig(vocab=byte_codec().vocab, length=64, **sizes))
+    Model(network, byte_codec()).save_pretrained(tmp_path / "runs" / "my" / "model")
+    monkeypatch.chdir(tmp_path)
+
+
+def test_the_python_in_the_readme_runs(with_a_run):
+    """All blocks in order, in one namespace, as a reader would type them."""
+    found = list(blocks(README, "python|py"))
+    assert found, "README.md has no ```python block"
+    namespace: dict[str, Any] = {"__name__": "readme"}
+    for line, block in found:
+        exec(compile("\n" * line + block, str(README), "exec"), namespace)
+
+
+def test_the_run_of_the_readme_is_a_model(with_a_run):
+    namespace: dict[str, Any] = {}
+    exec('import maskless\nmodel = maskless.load("runs/my")\ntexts = maskless.generate(model, n=2, steps=4)', namespace)
+    assert len(namespace["texts"]) == 2

@@ -1,0 +1,389 @@
+"""Released checkpoints: their logits come out, whatever else is pickled in them stays inert."""
+
+from __future__ import annotations
+
+import os
+import struct
+import sys
+import types
+import zipfile
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file
+from torch import Tensor
+
+from maskless import official
+from maskless.nn.masked import MaskedTransformer
+from maskless.nn.partition import PartitionTransformer
+from maskless.problems import partition
+from nn.reference import masked_logits, parameters, partition_logits, random_state
+
+PARITY = Path(__file__).resolve().parents[2] / "shared" / "parity" / "text_learn_freqs.safetensors"
+SIZES = {"vocab": 13, "width": 16, "heads": 2, "condition": 8}
+PGM, MDLM = SIZES | {"encoder": 2, "decoder": 1}, SIZES | {"blocks": 2}
+LENGTH = 12
+
+
+def stored_config(values, parent=None):
+    """As OmegaConf pickles a configuration: objects of its own classes around the values."""
+    package = sys.modules["absent_package"]
+    node = package.DictConfig() if isinstance(values, dict) else package.AnyNode()
+    node._parent, node._metadata = parent, package.Metadata("a name")
+    if isinstance(values, dict):
+        node._content = {key: stored_config(value, node) for key, value in values.items()}
+    else:
+        node._val = values
+    return node
+
+
+@pytest.fixture
+def absent_package(monkeypatch):
+    """A package that exists while a file is written and is gone when it is read."""
+    package = types.ModuleType("absent_package")
+
+    class Metadata:
+        def __init__(self, name: str):
+            self.name = name
+
+        def __reduce__(self):
+            return Metadata, (self.name,)
+
+    classes = [type("DictConfig", (), {}), type("AnyNode", (), {}), type("Settings", (dict,), {}), Metadata]
+    for one in classes:
+        one.__module__, one.__qualname__ = "absent_package", one.__name__
+        setattr(package, one.__name__, one)
+    monkeypatch.setitem(sys.modules, "absent_package", package)
+    return package
+
+
+@pytest.fixture
+def write(absent_package, tmp_path, monkeypatch):
+    """write(state, ema=, config=, prefix=, legacy=): a file laid out like a released one."""
+
+    def one(state, *, ema=None, config=None, prefix="backbone.", legacy=False, **more) -> Path:
+        content = {"state_dict": {prefix + name: value for name, value in state.items()}, "epoch": 3, **more}
+        content["callbacks"] = absent_package.Settings(monitor=absent_package.Metadata("loss"))
+        if config is not None:
+            content["hyper_parameters"] = {"config": stored_config(config), "vocab_size": 13}
+        if ema is not None:
+            content["ema"] = {"decay": 0.9999, "num_updates": 7, "shadow_params": parameters(ema)}
+        path = tmp_path / "released.ckpt"
+        torch.save(content, path, _use_new_zipfile_serialization=not legacy)
+        monkeypatch.delitem(sys.modules, "absent_package")
+        return path
+
+    return one
+
+
+def config(mode: str, length: int = LENGTH) -> dict:
+    return {"model": {"length": length, "hidden_size": 16, "swap": {"pre_query_mode": mode}}, "seed": 1}
+
+
+def split_batch() -> tuple[Tensor, Tensor]:
+    generator = torch.Generator().manual_seed(5)
+    tokens = torch.randint(12, (3, LENGTH), generator=generator)
+    return tokens, torch.randint(2, (3, LENGTH), generator=generator)
+
+
+@torch.no_grad()
+def difference(network, state, mode: str = "learn+freqs") -> float:
+    """The largest gap between a network's logits and those of the released architecture with this state."""
+    tokens, groups = split_batch()
+    order = groups.argsort(dim=1, stable=True)
+    problems, index = partition(tokens, order, (groups == 0).sum(1))
+    if isinstance(network, PartitionTransformer):
+        expected = partition_logits(state, tokens, groups, 2, mode).flatten(0, 1)[index]
+    else:
+        shown = [masked_logits(state, tokens.masked_fill(groups != g, 12), 2) for g in (0, 1)]
+        predicted_from = 1 - groups.flatten()[index]
+        expected = torch.stack(shown).flatten(1, 2)[predicted_from, index]
+    return float((network.eval()(problems)[:, :-1] - expected[:, :-1]).abs().max())
+
+
+@pytest.mark.parametrize("mode", ["learn+freqs", "learn+freqs+mean", "learn+freqs+logsumexp"])
+@pytest.mark.parametrize("legacy", [False, True])
+def test_a_released_pgm_gives_its_logits_with_averaged_and_with_raw_weights(write, mode, legacy):
+    raw, ema = random_state(**PGM), random_state(**PGM, seed=1)
+    path = write(raw, ema=ema, config=config(mode), legacy=legacy)
+    assert difference(official.read(path), ema, mode) < 1e-5
+    assert difference(official.read(path, weights="ema"), ema, mode) < 1e-5
+    assert difference(official.read(path, weights="raw"), raw, mode) < 1e-5
+    assert difference(official.read(path, weights="raw"), ema, mode) > 0.1
+
+
+def test_a_released_mdlm_gives_its_logits_with_averaged_and_with_raw_weights(write):
+    raw, ema = random_state(**MDLM), random_state(**MDLM, seed=1)
+    path = write(raw, ema=ema, config={"model": {"length": LENGTH}})
+    assert isinstance(official.read(path), MaskedTransformer)
+    assert difference(official.read(path), ema) < 1e-5
+    assert difference(official.read(path, weights="raw"), raw) < 1e-5
+
+
+def test_a_plain_load_of_such_a_file_fails(write):
+    path = write(random_state(**PGM), config=config("learn+freqs"))
+    with pytest.raises(ModuleNotFoundError):
+        torch.load(path, weights_only=False)
+
+
+@pytest.mark.parametrize(
+    "prefix", ["", "backbone.", "backbone.backbone.", "backbone._orig_mod.", "_orig_mod.backbone."]
+)
+@pytest.mark.parametrize("sizes", [PGM, MDLM], ids=["pgm", "mdlm"])
+def test_prefixes_of_wrappers_are_stripped(write, prefix, sizes):
+    state = random_state(**sizes)
+    assert difference(official.read(write(state, prefix=prefix), weights="raw", length=LENGTH), state) < 1e-5
+
+
+def test_sizes_are_taken_from_the_tensors_and_the_length_from_the_configuration(write):
+    sizes = {"vocab": 17, "width": 24, "heads": 3, "condition": 5}
+    path = write(random_state(**sizes, encoder=3, decoder=2), config=config("learn+freqs+mean", length=40))
+    found = official.read(path, weights="raw").config
+    assert (found.encoder, found.decoder, found.queries, found.length) == (3, 2, "mean", 40)
+    assert {name: getattr(found, name) for name in sizes} == sizes
+    assert found.never == 16
+    again = official.read(path, weights="raw", queries="logsumexp", length=30).config
+    assert (again.queries, again.length) == ("logsumexp", 30)
+
+
+def test_a_file_without_a_configuration_has_the_papers_length_and_queries(write):
+    found = official.read(write(random_state(**PGM)), weights="raw").config
+    assert (found.length, found.queries) == (1024, "position")
+
+
+def test_asked_queries_decide_over_those_of_the_file(write):
+    state = random_state(**PGM)
+    path = write(state, config=config("learn+freqs"))
+    mean = official.read(path, weights="raw", queries="mean")
+    assert difference(mean, state, "learn+freqs+mean") < 1e-5
+    assert difference(mean, state, "learn+freqs") > 1e-3
+
+
+@pytest.mark.parametrize("sizes", [{"encoder": 1, "decoder": 1}, {"blocks": 1}], ids=["pgm", "mdlm"])
+def test_the_mask_of_a_bert_vocabulary_is_not_its_last_id(write, sizes):
+    network = official.read(write(random_state(**SIZES | sizes | {"vocab": 30_522})), weights="raw")
+    assert (network.config.never if "encoder" in sizes else network.config.mask) == 103
+
+
+def test_a_kind_of_query_that_is_not_built_is_refused(write):
+    path = write(random_state(**PGM), config=config("learn"))
+    with pytest.raises(ValueError, match="learn"):
+        official.read(path, weights="raw")
+
+
+def one_line(error: pytest.ExceptionInfo, path: Path) -> bool:
+    message = str(error.value)
+    return str(path) in message and "\n" not in message
+
+
+def without(state, part: str):
+    return {name: value for name, value in state.items() if part not in name}
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (lambda s: without(s, "encoder.blocks.0.norm1"), "'encoder.blocks.0.norm1.weight' is missing, expected"),
+        (lambda s: without(s, "vocab_embed"), "is not a released text checkpoint"),
+        (lambda s: s | {"surprise": torch.zeros(2)}, "holds the tensor 'surprise'"),
+        (lambda s: s | {"decoder.group_swap.output_linear.bias": torch.zeros(3)}, r"output_linear.bias' is \(3,\)"),
+        (lambda s: s | {"vocab_embed.embedding": torch.zeros(5)}, "vocab_embed"),
+        (lambda s: {}, "is not a released text checkpoint"),
+    ],
+    ids=["missing", "no embedding", "unknown", "wrong shape", "flat embedding", "empty"],
+)
+def test_tensors_that_do_not_fit_are_named(write, change, message):
+    path = write(change(random_state(**PGM)))
+    with pytest.raises(ValueError, match=message) as error:
+        official.read(path, weights="raw")
+    assert one_line(error, path)
+
+
+def test_a_file_without_averages_says_what_to_ask_for(write):
+    path = write(random_state(**PGM))
+    with pytest.raises(ValueError, match="holds no EMA weights: ask for weights='raw'"):
+        official.read(path)
+
+
+def test_averages_of_another_number_are_refused(write):
+    path = write(random_state(**PGM), ema=without(random_state(**PGM), "output_layer.linear.bias"))
+    with pytest.raises(ValueError, match="EMA tensors, expected"):
+        official.read(path)
+
+
+def test_unknown_weights_are_refused(tmp_path):
+    with pytest.raises(ValueError, match="unknown weights 'best': expected ema or raw"):
+        official.read(tmp_path / "any.ckpt", weights="best")
+
+
+@pytest.mark.parametrize("legacy", [False, True])
+@pytest.mark.parametrize("share", [0.0, 1e-5, 0.001, 0.3, 0.6, 0.99, 0.99999])
+def test_a_truncated_file_is_one_clear_line(write, legacy, share):
+    path = write(random_state(**PGM), legacy=legacy)
+    whole = path.read_bytes()
+    path.write_bytes(whole[: int(share * len(whole)) + (0 < share < 1e-4)])
+    with pytest.raises(ValueError, match="damaged or not a checkpoint") as error:
+        official.read(path, weights="raw")
+    assert one_line(error, path)
+
+
+@pytest.mark.parametrize("content", [b"hello, world", b"PK\x03\x04 but no archive", b"\x80\x04."])
+def test_a_file_of_something_else_is_one_clear_line(tmp_path, content):
+    path = tmp_path / "file.ckpt"
+    path.write_bytes(content)
+    with pytest.raises(ValueError, match="damaged or not a checkpoint") as error:
+        official.read(path)
+    assert one_line(error, path)
+
+
+def test_a_file_that_does_not_exist_is_a_value_error(tmp_path):
+    with pytest.raises(ValueError, match="does not exist"):
+        official.read(tmp_path / "nothing.ckpt")
+
+
+@pytest.mark.parametrize(
+    "odd",
+    [
+        {"hyper_parameters": None},
+        {"hyper_parameters": [1, 2]},
+        {"hyper_parameters": {"config": {"model": None}}},
+        {"hyper_parameters": {"config": {"model": {"swap": None}}}},
+        {"ema": [1, 2]},
+        {"ema": {"shadow_params": [0.5] * len(parameters(random_state(**PGM)))}},
+        {"state_dict": {5: torch.zeros(2)}},
+        {"state_dict": [1, 2]},
+    ],
+    ids=lambda odd: str(odd)[:60],
+)
+def test_odd_contents_load_or_are_a_value_error(tmp_path, odd):
+    state, path = random_state(**PGM), tmp_path / "odd.ckpt"
+    torch.save({"state_dict": state, "ema": {"shadow_params": parameters(state)}} | odd, path)
+    try:
+        assert difference(official.read(path, length=LENGTH), state) < 1e-5
+    except ValueError as error:
+        assert "odd.ckpt" in str(error)  # noqa: PT017
+
+
+class Payload:
+    def __init__(self, call, *args):
+        self.call, self.args = call, args
+
+    def __reduce__(self):
+        return self.call, self.args
+
+
+def payload(name: str, mark: Path) -> Payload:
+    write_mark = f"open({str(mark)!r}, 'w').close()"
+    return {
+        "system": Payload(os.system, f"touch '{mark}'"),
+        "exec": Payload(exec, write_mark),
+        "eval": Payload(eval, write_mark),
+    }[name]
+
+
+@pytest.mark.parametrize("legacy", [False, True])
+@pytest.mark.parametrize("name", ["system", "exec", "eval"])
+def test_nothing_in_the_pickle_is_run(tmp_path, name, legacy):
+    mark, path = tmp_path / "mark", tmp_path / "hostile.ckpt"
+    state = {f"backbone.{key}": value for key, value in random_state(**PGM).items()}
+    evil = payload(name, mark)
+
+    def hide(content) -> Path:
+        torch.save(content, path, _use_new_zipfile_serialization=not legacy)
+        return path
+
+    for content in ({"state_dict": state, "loops": evil}, {"state_dict": state | {"backbone.note": evil}}):
+        assert difference(official.read(hide(content), weights="raw", length=LENGTH), random_state(**PGM)) < 1e-5
+    for content in (evil, {"state_dict": evil}):
+        with pytest.raises(ValueError, match="is not a released text checkpoint"):
+            official.read(hide(content), weights="raw")
+    assert not mark.exists()
+    torch.load(path, weights_only=False)  # the payload is real: an ordinary load runs it
+    assert mark.exists()
+
+
+def scripted_module(path: Path) -> bytes:
+    class Talkative(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.weight = torch.nn.Parameter(torch.zeros(2))
+
+        def forward(self, x: Tensor) -> Tensor:
+            return x
+
+        @torch.jit.export
+        def __getstate__(self) -> tuple[Tensor, bool]:
+            return self.weight, self.training
+
+        @torch.jit.export
+        def __setstate__(self, state: tuple[Tensor, bool]) -> None:
+            self.weight, self.training = state[0], state[1]
+            print("code from the file ran")
+
+    torch.jit.save(torch.jit.script(Talkative()), path)
+    return path.read_bytes()
+
+
+def with_a_second_directory(archive: bytes) -> bytes:
+    """A zip archive whose list of contents is read differently by those who go by its end and by its offset."""
+    end = archive.rindex(b"PK\x05\x06")
+    fields = struct.unpack("<4s4H2LH", archive[end : end + 22])
+    size, start = fields[5:7]
+    directory = archive[start : start + size]
+    return (
+        archive[:start]
+        + directory
+        + directory.replace(b"constants.pkl", b"constants.pk_")
+        + struct.pack("<4s4H2LH", *fields)
+    )
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("disguised", [False, True])
+def test_no_code_of_a_torchscript_archive_is_run(tmp_path, capfd, disguised):
+    path = tmp_path / "script.ckpt"
+    archive = scripted_module(path)
+    if disguised:
+        path.write_bytes(with_a_second_directory(archive))
+        assert not any("constants.pkl" in name for name in zipfile.ZipFile(path).namelist())
+    with pytest.raises(ValueError):
+        official.read(path)
+    assert "code from the file ran" not in capfd.readouterr().out
+    torch.jit.load(path)
+    assert "code from the file ran" in capfd.readouterr().out
+
+
+def test_a_file_cannot_change_the_functions_that_read_it(tmp_path):
+    rebuild = torch._utils._rebuild_tensor_v2
+    before = rebuild.__defaults__
+    # The function itself, then an order to set attributes on it.
+    hostile = b"\x80\x02ctorch._utils\n_rebuild_tensor_v2\nN}X\x0c\x00\x00\x00__defaults__(K\x07K\x08ts\x86b."
+    good, bad = tmp_path / "good.ckpt", tmp_path / "bad.ckpt"
+    torch.save({"a": 1}, good)
+    with zipfile.ZipFile(good) as source, zipfile.ZipFile(bad, "w") as target:
+        for name in source.namelist():
+            target.writestr(name, hostile if name.endswith("data.pkl") else source.read(name))
+    try:
+        with pytest.raises(ValueError):
+            official.read(bad)
+        assert rebuild.__defaults__ == before
+    finally:
+        rebuild.__defaults__ = before
+
+
+@pytest.mark.skipif(not PARITY.exists(), reason="reference values of the released code are not beside the repository")
+def test_the_reference_of_these_tests_agrees_with_the_released_code(write):
+    values = load_file(PARITY)
+    state = {name.removeprefix("state."): value for name, value in values.items() if name.startswith("state.")}
+    tokens, groups = values["train.tokens"], values["train.groups"]
+    theirs = values["train.logits"][..., :-1].double()
+    reference = partition_logits(state, tokens, groups, 4)[..., :-1]
+    torch.testing.assert_close(reference, theirs, atol=2e-6, rtol=0)
+    alone = partition_logits(state, tokens, torch.ones_like(groups), 4)[..., :-1]
+    torch.testing.assert_close(alone, values["train.logits_all_group1"][..., :-1].double(), atol=2e-6, rtol=0)
+    network = official.read(write(state), weights="raw", length=tokens.shape[1]).eval()
+    problems, index = partition(tokens, groups.argsort(dim=1, stable=True), (groups == 0).sum(1))
+    with torch.no_grad():
+        ours = network(problems)[:, :-1].double()
+    torch.testing.assert_close(ours, theirs.flatten(0, 1)[index], atol=2e-6, rtol=0)

@@ -1,0 +1,153 @@
+"""A toy corpus as tokens, configurations of tiny runs, and a warm process that forks real ones in no time."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from maskless.data.prepare import prepare
+from maskless.data.tokens import Prepared, open_tokens
+from maskless.data.toy import write
+from maskless.train.loop import TrainConfig
+from maskless.train.plan import network_config
+from maskless.train.report import read_metrics
+from maskless.train.run import RunConfig
+
+QUICK = {"steps": 8, "batch": 8, "learning_rate": 1e-3, "warmup": 3, "log_every": 1, "save_every": 3, "seed": 5}
+
+# Importing torch takes seconds. A process forked from one that has it starts at once, and dies of SIGKILL like any.
+SERVER = """
+import json, os, runpy, sys
+import matplotlib.pyplot, torch.utils.tensorboard
+import maskless.cli, maskless.train.setup, maskless.train.run
+
+print("ready", flush=True)
+for line in sys.stdin:
+    request = json.loads(line)
+    if "wait" in request:
+        print(os.waitstatus_to_exitcode(os.waitpid(request["wait"], 0)[1]), flush=True)
+        continue
+    pid = os.fork()
+    if pid == 0:
+        os.environ |= request["environment"]
+        for stream in ("stdout", "stderr"):
+            os.dup2(os.open(request[stream], os.O_WRONLY | os.O_CREAT | os.O_TRUNC), getattr(sys, stream).fileno())
+        sys.argv = request["arguments"]
+        if sys.argv[0] == "maskless":
+            maskless.cli.main()
+        else:
+            runpy.run_path(sys.argv[0], run_name="__main__")
+        sys.exit()
+    print(pid, flush=True)
+"""
+
+
+class Process:
+    """A forked process: `maskless ...` or a script."""
+
+    def __init__(self, ask: Callable[..., int], arguments: tuple[Any, ...], folder: Path, environment: dict[str, str]):
+        self._ask, self._code = ask, None
+        folder.mkdir()
+        self._files = {name: folder / name for name in ("stdout", "stderr")}
+        files = {name: str(path) for name, path in self._files.items()}
+        self.pid = ask(arguments=[str(a) for a in arguments], environment=environment, **files)
+
+    def kill(self, number: int) -> None:
+        os.kill(self.pid, number)
+
+    def wait(self) -> int:
+        """Its exit code, negative for a signal that ended it."""
+        if self._code is None:
+            self._code = self._ask(wait=self.pid)
+        return self._code
+
+    def end(self) -> None:
+        """Kill it, unless its end has been seen: only then may its number belong to another process."""
+        if self._code is None:
+            self.kill(signal.SIGKILL)
+            self.wait()
+
+    @property
+    def stdout(self) -> str:
+        return self._files["stdout"].read_text()
+
+    @property
+    def stderr(self) -> str:
+        return self._files["stderr"].read_text()
+
+
+@pytest.fixture(scope="session")
+def start(tmp_path_factory) -> Iterator[Callable[..., Process]]:
+    """start("maskless", ...) or start(script, ...): a process forked from a warm one."""
+    folder = tmp_path_factory.mktemp("processes")
+    environment = os.environ | {"OMP_NUM_THREADS": "1"}
+    server = subprocess.Popen(
+        [sys.executable, "-c", SERVER], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=environment
+    )
+    assert server.stdin is not None
+    assert server.stdout is not None
+
+    assert server.stdout.readline() == "ready\n"
+    started: list[Process] = []
+
+    def ask(**request: Any) -> int:
+        server.stdin.write(json.dumps(request) + "\n")
+        server.stdin.flush()
+        return int(server.stdout.readline())
+
+    def start(*arguments: Any, **environment: str) -> Process:
+        started.append(Process(ask, arguments, folder / str(len(started)), environment))
+        return started[-1]
+
+    yield start
+    for process in started:
+        process.end()
+    server.stdin.close()
+    server.wait()
+
+
+@pytest.fixture(scope="session")
+def text(tmp_path_factory) -> Path:
+    return write(tmp_path_factory.mktemp("text") / "toy.txt", 800, seed=0)
+
+
+@pytest.fixture(scope="session")
+def data(text, tmp_path_factory) -> Prepared:
+    return open_tokens(prepare([text], tmp_path_factory.mktemp("data") / "toy", vocab=300, length=16))
+
+
+@pytest.fixture(scope="session")
+def configure(data) -> Callable[..., RunConfig]:
+    """configure(model, dropout=, context=, **settings): a tiny run on the toy corpus."""
+
+    def configure(model: str = "pgm", *, dropout: float = 0.0, context: str = "full", **settings: Any) -> RunConfig:
+        sizes = network_config(model, data.codec(), 16, width=32, layers=2, dropout=dropout, context=context)
+        return RunConfig(
+            data=str(data.folder),
+            network=dataclasses.asdict(sizes),
+            train=TrainConfig(model=model, **QUICK | settings),
+        )
+
+    return configure
+
+
+@pytest.fixture(scope="session")
+def losses() -> Callable[[Path], dict[int, tuple[float, float, float]]]:
+    """losses(run): loss, gradient norm and rate of each step in its metrics.jsonl, where each step stands once."""
+
+    def losses(folder: Path) -> dict[int, tuple[float, float, float]]:
+        lines = [line for line in read_metrics(folder / "metrics.jsonl") if "loss" in line]
+        found = {line["step"]: (line["loss"], line["gradient"], line["rate"]) for line in lines}
+        assert list(found) == [line["step"] for line in lines], "a step is there twice"
+        return found
+
+    return losses

@@ -1,0 +1,250 @@
+"""The loop: schedules, the share of each process, reading ahead, and when it stops."""
+
+from __future__ import annotations
+
+import itertools
+import math
+import threading
+import time
+from collections.abc import Iterator
+
+import pytest
+import torch
+from accelerate import Accelerator
+from torch import Tensor
+
+from maskless.data.tokens import global_batch
+from maskless.nn.partition import PartitionConfig, PartitionTransformer
+from maskless.objective import OBJECTIVES, Task, loss, noise
+from maskless.train.loop import Clock, Progress, TrainConfig, _ahead, _tasks, learning_rate, train
+
+CPU = torch.device("cpu")
+
+
+# Schedules
+
+
+def test_the_rate_warms_up_in_equal_parts_and_stays():
+    config = TrainConfig(learning_rate=0.8, warmup=4, decay="constant")
+    rates = [learning_rate(config, step, share=step / 100) for step in range(100)]
+    assert rates[:4] == pytest.approx([0.2, 0.4, 0.6, 0.8])
+    assert set(rates[4:]) == {0.8}
+
+
+def test_the_rate_falls_as_a_cosine_to_zero():
+    config = TrainConfig(learning_rate=0.8, warmup=0, decay="cosine")
+    shares = [0, 1 / 3, 1 / 2, 2 / 3, 1, 1.5]
+    assert [learning_rate(config, 9, share) for share in shares] == pytest.approx([0.8, 0.6, 0.4, 0.2, 0, 0])
+
+
+def test_warm_up_and_cosine_multiply():
+    config = TrainConfig(learning_rate=0.8, warmup=8, decay="cosine")
+    assert learning_rate(config, 1, 0.5) == pytest.approx(0.8 * (2 / 8) * 0.5)
+
+
+@pytest.mark.parametrize(
+    ("wrong", "says"),
+    [
+        ({"model": "gpt"}, "unknown model 'gpt': expected one of pgm, mdlm, mdlm-complementary, ar"),
+        ({"weights": "fair"}, "unknown weights 'fair': expected one of bounded, released, exact"),
+        ({"decay": "linear"}, "unknown decay 'linear': expected one of constant, cosine"),
+        ({"initial": "zero"}, "unknown initial 'zero': expected one of open, released"),
+        ({"steps": 0}, "steps 0 is out of range: expected more than 0"),
+        ({"batch": -1}, "batch -1 is out of range: expected more than 0"),
+        ({"clip": 0.0}, "clip 0.0 is out of range: expected more than 0"),
+        ({"learning_rate": math.nan}, "learning_rate nan is out of range: expected more than 0"),
+        ({"minutes": -0.5}, "minutes -0.5 is out of range: expected more than 0"),
+        ({"save_every": -1}, "save_every -1 is out of range: expected 0 or more"),
+        ({"seed": -1}, "seed -1 is out of range: expected 0 or more"),
+        ({"ema": 1.0}, "ema 1.0 is out of range: expected at least 0 and less than 1"),
+    ],
+)
+def test_a_wrong_setting_is_named(wrong, says):
+    with pytest.raises(ValueError) as raised:
+        TrainConfig(**wrong)
+    assert str(raised.value) == says
+
+
+@pytest.mark.parametrize("model", ["pgm", "mdlm-complementary"])
+def test_weights_choose_the_task_of_models_with_two_groups(model):
+    tasks = [TrainConfig(model=model, weights=weights).objective for weights in ("bounded", "released", "exact")]
+    assert tasks == ["pgm", "pgm-released", "pgm-exact"]
+
+
+@pytest.mark.parametrize(("model", "task"), [("mdlm", "mdlm"), ("ar", "causal")])
+def test_weights_do_not_matter_to_other_models(model, task):
+    assert {TrainConfig(model=model, weights=weights).objective for weights in ("bounded", "exact")} == {task}
+
+
+# Shares of the global batch
+
+
+def flat(tasks: list[Task]) -> dict[str, Tensor]:
+    """The tensors of some tasks, one task after the other."""
+    parts = {
+        "tokens": [task.problems.tokens for task in tasks],
+        "positions": [task.problems.positions for task in tasks],
+        "context lengths": [task.problems.offsets.lengths for task in tasks],
+        "targets": [task.problems.targets for task in tasks],
+        "target lengths": [task.problems.target_offsets.lengths for task in tasks],
+        "answers": [task.answers for task in tasks],
+        "weights": [task.weights for task in tasks],
+    }
+    return {name: torch.cat(tensors) for name, tensors in parts.items()}
+
+
+def shares(data, config: TrainConfig, world: int, step: int = 3) -> list[tuple[list[Task], int]]:
+    return [_tasks(data.split("train"), config, step, world, rank, None, CPU) for rank in range(world)]
+
+
+@pytest.mark.parametrize(("world", "accumulate"), [(1, 4), (2, 1), (2, 3), (4, 1), (3, 2), (12, 1)])
+@pytest.mark.parametrize("model", ["pgm", "mdlm", "ar"])
+def test_the_shares_of_all_processes_joined_are_the_task_of_one(data, model, world, accumulate):
+    """So the times are stratified over the global batch, however it is shared out."""
+    config = TrainConfig(model=model, batch=12, accumulate=accumulate, seed=5)
+    [(whole, count)] = shares(data, TrainConfig(model=model, batch=12, seed=5), 1)
+    parts = shares(data, config, world)
+    assert {part_count for _, part_count in parts} == {count} == {12 * 16}
+    assert [len(tasks) for tasks, _ in parts] == [accumulate] * world
+    joined = flat([task for tasks, _ in parts for task in tasks])
+    for name, expected in flat(whole).items():
+        assert joined[name].equal(expected), name
+
+
+def test_the_whole_task_is_built_from_stratified_times(data):
+    rows, config = data.split("train"), TrainConfig(batch=12, seed=5)
+    t, u = noise(12, 16, seed=5, step=3)
+    assert sorted((t * 12).long().tolist()) == list(range(12))
+    tokens = rows.rows(global_batch(3, 12, len(rows), seed=5))
+    expected = OBJECTIVES["pgm"](tokens, t, u, torch.ones_like(tokens, dtype=torch.bool))
+    [(whole, _)] = shares(data, config, 1)
+    for name, tensor in flat([expected]).items():
+        assert flat(whole)[name].equal(tensor), name
+
+
+def test_processes_and_steps_have_rows_and_noise_of_their_own(data):
+    config = TrainConfig(batch=12, seed=5)
+    seen = [flat(tasks) for step in (0, 1) for tasks, _ in shares(data, config, 2, step)]
+    for one, other in itertools.combinations(seen, 2):
+        assert not one["answers"].sort()[0].equal(other["answers"].sort()[0])
+        assert not set(one["weights"].tolist()) & set(other["weights"].tolist())
+
+
+def test_padding_neither_weighs_nor_counts(data):
+    rows = data.split("train")
+    tokens = rows.rows(global_batch(0, 12, len(rows), seed=5))
+    pad = int(tokens.flatten().mode().values)  # any frequent token will do
+    for model in ("pgm", "mdlm", "ar"):
+        config = TrainConfig(model=model, batch=12, seed=5)
+        [task], count = _tasks(rows, config, 0, 1, 0, pad, CPU)
+        assert count == int((tokens != pad).sum()) < tokens.numel()
+        assert (task.weights == 0).equal(task.answers == pad)
+        shared = [_tasks(rows, config, 0, 2, rank, pad, CPU)[1] for rank in range(2)]
+        assert shared == [count, count], "every process divides by the count of the whole batch"
+
+
+# Reading ahead
+
+
+def test_reading_ahead_changes_nothing():
+    assert list(_ahead(iter(range(50)))) == list(range(50))
+
+
+def test_an_error_comes_where_its_item_would_have_come():
+    def items() -> Iterator[int]:
+        yield from range(5)
+        raise ValueError("the sixth")
+
+    ahead = _ahead(items())
+    assert [next(ahead) for _ in range(5)] == list(range(5))
+    with pytest.raises(ValueError, match="the sixth"):
+        next(ahead)
+
+
+def test_the_thread_ends_when_nobody_wants_more():
+    before, made = threading.active_count(), []
+    items = _ahead((made.append(i) or i for i in itertools.count()), depth=2)
+    assert [next(items) for _ in range(3)] == [0, 1, 2]
+    assert threading.active_count() == before + 1
+    items.close()
+    assert threading.active_count() == before
+    assert len(made) <= 3 + 2 + 1  # used, ready, and one on its way
+    count = len(made)
+    time.sleep(0.05)
+    assert len(made) == count
+
+
+# Training
+
+
+class Ticks(Clock):
+    """A clock that goes on by a second whenever it is read."""
+
+    def __init__(self, spent: float):
+        self.now = spent
+
+    @property
+    def seconds(self) -> float:
+        self.now += 1
+        return self.now
+
+
+def steps_of(data, configure, *, start: int = 0, clock: Clock | None = None, **settings) -> list[Progress]:
+    config = configure(**settings)
+    torch.manual_seed(0)
+    network = PartitionTransformer(PartitionConfig(**config.network))
+    optimizer = torch.optim.AdamW(network.parameters(), lr=1.0, weight_decay=0.0)
+    rows = data.split("train")
+    return list(train(network, optimizer, rows, config.train, Accelerator(), start=start, clock=clock))
+
+
+def test_steps_are_counted_from_the_start_to_the_last(data, configure):
+    steps = steps_of(data, configure, start=3, steps=8)
+    assert [step.step for step in steps] == [4, 5, 6, 7, 8]
+    assert [step.share for step in steps] == [n / 8 for n in (4, 5, 6, 7, 8)]
+    assert steps_of(data, configure, start=8, steps=8) == []
+
+
+def test_the_first_loss_is_the_objective_of_the_first_batch(data, configure):
+    config = configure()
+    torch.manual_seed(0)
+    network = PartitionTransformer(PartitionConfig(**config.network))
+    [(whole, count)] = shares(data, config.train, 1, step=0)
+    expected = loss(network, whole[0]) / count
+    for accumulate in (1, 4):
+        first = steps_of(data, configure, steps=1, accumulate=accumulate)[0]
+        torch.testing.assert_close(first.loss, expected.detach())
+
+
+def test_pieces_of_a_batch_train_as_the_whole(data, configure):
+    whole, pieces = (steps_of(data, configure, accumulate=n) for n in (1, 4))
+    assert len(whole) == 8
+    for one, other in zip(whole, pieces, strict=True):
+        torch.testing.assert_close(one.loss, other.loss)
+        torch.testing.assert_close(one.gradient, other.gradient)
+    assert len({float(step.loss) for step in whole}) == 8
+
+
+def test_minutes_end_a_run_and_set_its_rate(data, configure):
+    steps = steps_of(data, configure, steps=1000, minutes=0.1, decay="cosine", warmup=0, clock=Ticks(0.0))
+    assert [step.share for step in steps] == pytest.approx([n / 6 for n in range(2, 7)])  # 6 seconds, one is over
+    assert [step.rate for step in steps] == pytest.approx(
+        [1e-3 * 0.5 * (1 + math.cos(math.pi * n / 6)) for n in range(1, 6)]
+    )
+
+
+def test_the_last_step_ends_a_run_before_its_minutes(data, configure):
+    assert len(steps_of(data, configure, steps=4, minutes=10, clock=Ticks(0.0))) == 4
+
+
+def test_a_run_whose_minutes_are_spent_takes_no_more_steps(data, configure):
+    assert steps_of(data, configure, start=3, steps=1000, minutes=0.1, clock=Ticks(6.0)) == []
+
+
+def test_the_clock_goes_on_from_earlier_parts_and_stands_still_when_paused():
+    clock = Clock(100.0)
+    with clock.paused():
+        time.sleep(0.3)
+    assert 100 <= clock.seconds < 100.25
+    time.sleep(0.3)
+    assert clock.seconds >= 100.3

@@ -1,0 +1,93 @@
+"""What two processes find out together, written to a file by the first of them. Started twice by test_processes.py.
+
+together.py agree OUT RUN...   shares the clock and the evaluation of runs
+together.py shard OUT RUN...   trains, saves, evaluates and samples with sharded weights
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+import torch
+from accelerate import DistributedType, PartialState
+from accelerate.state import AcceleratorState
+from torch import Tensor
+from torch.distributed.tensor import DTensor
+
+from maskless.data.tokens import open_tokens
+from maskless.evaluate.likelihood import likelihood
+from maskless.nn.causal import CausalConfig, CausalTransformer
+from maskless.train import state
+from maskless.train.run import Run, RunConfig, processes
+
+
+def same_everywhere(this: Run, values: Tensor) -> bool:
+    mine, first = (this.accelerator.gather(values[None])[i] for i in (processes().process_index, 0))
+    return mine.equal(values) and first.equal(values)
+
+
+def agree(config: RunConfig, folder: Path) -> dict[str, Any]:
+    """Train against clocks that differ."""
+    timed = dataclasses.replace(config.train, minutes=0.5, steps=10_000, decay="cosine")
+    this = Run(folder, dataclasses.replace(config, train=timed))
+    this.clock.begin -= 30 * (0.2 + 0.4 * processes().process_index)  # one process thinks that much more is over
+    seen = []
+    for step in this:
+        this.clock.begin -= 3
+        seen.append([step.step, step.rate, step.share])
+    weights = torch.cat([p.detach().flatten() for p in this.network.parameters()])
+    return {
+        "processes": processes().num_processes,
+        "steps": seen,
+        "agreed": same_everywhere(this, torch.tensor(seen, dtype=torch.float64)) and same_everywhere(this, weights),
+        "bounds": bounds(config),
+    }
+
+
+def bounds(config: RunConfig) -> dict[str, dict[str, float]]:
+    """Of a causal network, whose bound is exact, on numbers of sequences that do not split evenly."""
+    torch.manual_seed(0)
+    network = CausalTransformer(CausalConfig(vocab=300, length=16, width=16, heads=2, layers=1))
+    with torch.no_grad():
+        for parameter in network.parameters():
+            parameter += 0.3 * torch.randn_like(parameter)
+    rows = open_tokens(config.data).split("valid")
+    return {str(n): dataclasses.asdict(likelihood(network, rows, sequences=n, batch=2)) for n in (1, 3, 5, 8)}
+
+
+def shard(config: RunConfig, folder: Path) -> dict[str, Any]:
+    """Train with sharded weights, stopped and resumed half-way.
+
+    Accelerate shards over accelerators alone; told that these processes have one, it shards on the CPU as well.
+    """
+    half, result = config.train.steps // 2, {"sharded": True}
+    for last in (half, config.train.steps):
+        processes()
+        PartialState._shared_state["distributed_type"] = DistributedType.MULTI_XPU
+        AcceleratorState._reset_state()
+        this = Run(folder, dataclasses.replace(config, train=dataclasses.replace(config.train, fsdp=True)))
+        result["sharded"] &= all(isinstance(p, DTensor) for p in this.network.parameters())
+        for step in this:
+            this.log(step)
+            this.evaluate(step.step, 4)
+            if step.step == last:
+                break
+        trained = this.network, this.optimizer, this.ema, this.accelerator
+        state.save(folder / "states", last, 0.0, *trained, keep=1)
+    result["samples"] = [text.tokens for text in this.samples(2)]
+    return result
+
+
+if __name__ == "__main__":
+    what, out, *runs = sys.argv[1:]
+    found = {}
+    for name in map(Path, runs):
+        config = RunConfig.read(name)
+        found[name.name] = {"agree": agree, "shard": shard}[what](config, name / what)
+        AcceleratorState._reset_state()
+    if processes().is_main_process:
+        Path(out).write_text(json.dumps(found))
