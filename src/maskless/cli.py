@@ -114,6 +114,7 @@ def train(
     resume: Annotated[bool, typer.Option("--resume", help="Go on with the run in --out.")] = False,
     context: Annotated[str | None, typer.Option(help="pgm: full (default), or ordered (can be cached).")] = None,
     queries: Annotated[str | None, typer.Option(help="pgm: position (default), mean or logsumexp.")] = None,
+    swap: Annotated[str | None, typer.Option(help="pgm: residual (default) or released.")] = None,
     weights: Annotated[str | None, typer.Option(help="Loss weights: bounded (default), released or exact.")] = None,
     width: int | None = None,
     layers: Annotated[int | None, typer.Option(help="In all; pgm has half of them in its encoder.")] = None,
@@ -153,7 +154,7 @@ def train(
         _train(to, RunConfig.read(to))
         return
     known = find(recipe) if recipe else None
-    network = {"context": context, "queries": queries, "width": width, "layers": layers, "encoder": encoder}
+    network = {"context": context, "queries": queries, "swap": swap, "width": width, "layers": layers, "encoder": encoder}
     training = {
         "model": model,
         "weights": weights,
@@ -320,7 +321,7 @@ def convert(
 
 @app.command()
 def demo(
-    minutes: Annotated[float, typer.Option(help="For training both models.")] = 2.0,
+    minutes: Annotated[float, typer.Option(help="For training both models.")] = 1.7,
     seed: int = 0,
 ) -> None:
     """Train a small PGM and an MDLM of the same size on a toy language, and compare them."""

@@ -142,6 +142,7 @@ def _empty_network(
             encoder=_depth(state, "encoder.blocks."),
             decoder=_depth(state, "decoder.layers."),
             queries=queries or QUERY_NAMES[mode],
+            swap="released",
         )
     )
 

@@ -48,7 +48,7 @@ MDLM = {"width": 768, "layers": 12}
 
 
 def _pgm(encoder: int, decoder: int, width: int = 768, **more: Any) -> dict[str, Any]:
-    return {"width": width, "layers": encoder + decoder, "encoder": encoder, **more}
+    return {"width": width, "layers": encoder + decoder, "encoder": encoder, "swap": "released", **more}
 
 
 # name, model, network, perplexity after 200k steps and after 1M (None: the paper has no such row).  PGM, Tab. 1 and 5

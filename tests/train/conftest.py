@@ -8,6 +8,7 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -52,7 +53,7 @@ for line in sys.stdin:
 
 
 class Process:
-    """A forked process: `maskless ...` or a script."""
+    """A forked process: `maskless ...` or a script. One that hangs is killed after two minutes."""
 
     def __init__(self, ask: Callable[..., int], arguments: tuple[Any, ...], folder: Path, environment: dict[str, str]):
         self._ask, self._code = ask, None
@@ -60,6 +61,9 @@ class Process:
         self._files = {name: folder / name for name in ("stdout", "stderr")}
         files = {name: str(path) for name, path in self._files.items()}
         self.pid = ask(arguments=[str(a) for a in arguments], environment=environment, **files)
+        self._limit = threading.Timer(120, self.kill, [signal.SIGKILL])
+        self._limit.daemon = True
+        self._limit.start()
 
     def kill(self, number: int) -> None:
         os.kill(self.pid, number)
@@ -68,6 +72,7 @@ class Process:
         """Its exit code, negative for a signal that ended it."""
         if self._code is None:
             self._code = self._ask(wait=self.pid)
+            self._limit.cancel()
         return self._code
 
     def end(self) -> None:

@@ -51,7 +51,7 @@ def agree(config: RunConfig, folder: Path) -> dict[str, Any]:
 def bounds(config: RunConfig) -> dict[str, dict[str, float]]:
     """Of a causal network, whose bound is exact, on numbers of sequences that do not split evenly."""
     torch.manual_seed(0)
-    network = CausalTransformer(CausalConfig(vocab=300, length=16, width=16, heads=2, layers=1))
+    network = CausalTransformer(CausalConfig(vocab=300, length=16, width=16, heads=2, layers=1)).eval()
     with torch.no_grad():
         for parameter in network.parameters():
             parameter += 0.3 * torch.randn_like(parameter)

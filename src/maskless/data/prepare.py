@@ -115,13 +115,17 @@ class Wrapped(Packed):
 
 
 class Padded:
-    """A document in each row, between bos and eos, cut or filled up with pad, as the paper's LM1B."""
+    """A document in each row, between bos and eos, cut or filled up with pad, as the paper's LM1B.
+
+    A vocabulary without a pad fills up with eos, which then counts in the loss like any token.
+    """
 
     whole: ClassVar[bool] = True
 
     def __init__(self, codec: TextCodec, length: int) -> None:
         self.codec, self.length = codec, length
-        self.bos, self.eos, self.pad = (_special(codec, "padded", name) for name in ("bos", "eos", "pad"))
+        self.bos, self.eos = (_special(codec, "padded", name) for name in ("bos", "eos"))
+        self.pad = self.eos if codec.pad is None else codec.pad
         self.document: list[int] = []
         self.document_bytes = 0
         self.waiting: list[list[int]] = []

@@ -7,15 +7,19 @@ Six families, each with words that depend on others far away, in both directions
   sums         nine minus four plus one is six .
   order        first anna then ben then carl , so carl comes after anna .
   mirror       forward red blue green , backward green blue red .
-83 words make 4,413,400 sentences of 6 to 16 words, punctuation counted.
+83 words make 4,413,400 sentences of 6 to 16 words, punctuation counted. A seventh, left out unless it is asked for,
+always has 37 words, each at its place, so that even a very small model learns it in a minute:
+  passing      anna has the red ball , anna gives the red ball to ben , [twice more,] so dora has the red ball .
 """
 
 from __future__ import annotations
 
+import itertools
+import json
 import math
 import random
 import re
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 
 ANIMALS = {"cat": "cats", "dog": "dogs", "fox": "foxes", "hen": "hens", "cow": "cows"}  # singular: plural
@@ -26,7 +30,7 @@ NAMES = ("anna", "ben", "carl", "dora", "emil", "fay")
 THINGS = {"ball": "balls", "box": "boxes", "cup": "cups", "hat": "hats", "key": "keys"}
 COLOURS = ("red", "blue", "green", "white", "black", "pink")
 NUMBERS = ("zero", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine", "ten")
-LONGEST_SUM, LONGEST_ORDER, LONGEST_MIRROR = 4, 4, 6
+LONGEST_SUM, LONGEST_ORDER, LONGEST_MIRROR, PASSED = 4, 4, 6, 3
 
 
 # The generator
@@ -93,25 +97,45 @@ def _mirror(rng: random.Random) -> str:
     return " ".join(["forward", *row, ",", "backward", *reversed(row), "."])
 
 
-FAMILIES = (_agreement, _handing, _counting, _sums, _order, _mirror)
+def _passing(rng: random.Random) -> str:
+    thing = f"the {rng.choice(SIZES + COLOURS)} {rng.choice(list(THINGS))}"
+    names = [rng.choice(NAMES)]
+    while len(names) < PASSED + 1:
+        names.append(rng.choice([name for name in NAMES if name != names[-1]]))
+    handed = " , ".join(f"{one} gives {thing} to {two}" for one, two in itertools.pairwise(names))
+    return f"{names[0]} has {thing} , {handed} , so {names[-1]} has {thing} ."
 
 
-def sentence(rng: random.Random) -> str:
+FAMILIES: dict[str, Callable[[random.Random], str]] = {
+    "agreement": _agreement,
+    "handing": _handing,
+    "counting": _counting,
+    "sums": _sums,
+    "order": _order,
+    "mirror": _mirror,
+    "passing": _passing,
+}
+ALL = tuple(name for name in FAMILIES if name != "passing")
+
+
+def sentence(rng: random.Random, families: Sequence[str] = ALL) -> str:
     """One sentence, 6 to 16 words with its punctuation, all families equally likely."""
-    return rng.choice(FAMILIES)(rng)
+    return FAMILIES[rng.choice(families)](rng)
 
 
-def corpus(n: int, seed: int) -> Iterator[str]:
+def corpus(n: int, seed: int, families: Sequence[str] = ALL) -> Iterator[str]:
     """n sentences; the same ones for the same seed."""
     rng = random.Random(seed)
-    return (sentence(rng) for _ in range(n))
+    return (sentence(rng, families) for _ in range(n))
 
 
-def write(path: str | Path, n: int, seed: int) -> Path:
-    """A text file of n sentences, one per line."""
+def write(path: str | Path, n: int, seed: int, families: Sequence[str] = ALL) -> Path:
+    """A file of n sentences, one per line; each a document of its own where the path ends in .jsonl."""
     path = Path(path)
+    as_json = path.suffix == ".jsonl"
     with path.open("w", encoding="utf-8") as file:
-        file.writelines(f"{line}\n" for line in corpus(n, seed))
+        for line in corpus(n, seed, families):
+            file.write((json.dumps({"text": line}) if as_json else line) + "\n")
     return path
 
 
@@ -155,6 +179,14 @@ def _is_ordered(first: str, others: str, one: str, relation: str, two: str) -> b
     return known and (row.index(one) < row.index(two)) == (relation == "before")
 
 
+def _is_passed_on(sentence: str) -> bool:
+    """Whoever is given the thing is who has it next, and nobody gives it to themselves."""
+    names = [word for word in sentence.split() if word in NAMES]  # owner, giver, taker, giver, taker, ..., owner
+    pairs = list(zip(names[::2], names[1::2], strict=True))
+    handed = list(zip(names[1::2], names[2::2], strict=False))
+    return all(one == two for one, two in pairs) and all(one != two for one, two in handed)
+
+
 _RULES: list[tuple[str, Callable[..., bool]]] = [
     (rf"{_BEING} that (?:{_BEING} {_SEE}|{_SEE} {_BEING}) (?:{_SEE} {_BEING}|{_REST}) \.", _agrees),
     (rf"({_NAME}) gives ({_NAME}) ({_OBJECT}) , so \2 has \3 \.", lambda one, two, _: one != two),
@@ -169,6 +201,10 @@ _RULES: list[tuple[str, Callable[..., bool]]] = [
         rf"first ({_NAME})((?: then {_NAME}){{1,{LONGEST_ORDER - 1}}}) , "
         rf"so ({_NAME}) comes (before|after) ({_NAME}) \.",
         _is_ordered,
+    ),
+    (
+        rf"(?=(.*))({_NAME}) has ({_OBJECT}) , (?:{_NAME} gives \3 to {_NAME} , ){{{PASSED}}}so {_NAME} has \3 \.",
+        lambda sentence, _, __: _is_passed_on(sentence),
     ),
     (
         rf"forward((?: {_COLOUR}){{2,{LONGEST_MIRROR}}}) , backward((?: {_COLOUR}){{2,{LONGEST_MIRROR}}}) \.",

@@ -62,6 +62,9 @@ def likelihood(
     paper: the paper's estimator (one time per sequence, one group), for comparison with its tables; otherwise both
     groups and `samples` splits per sequence. Padding does not count.
     """
+    for name, value in (("sequences", sequences), ("samples", samples), ("batch", batch)):
+        if value < 1:
+            raise ValueError(f"{name} {value} is out of range: expected 1 or more")
     chosen = np.unique(np.linspace(0, len(rows) - 1, min(sequences, len(rows))).astype(np.int64))
     state = PartialState()
     share = -(-len(chosen) // state.num_processes)  # the same for all: a sharded network computes in step

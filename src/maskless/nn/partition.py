@@ -18,6 +18,7 @@ from maskless.problems import Offsets, Problems
 
 QUERIES = ("position", "mean", "logsumexp")
 CONTEXTS = ("full", "ordered")
+SWAPS = ("residual", "released")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -33,16 +34,16 @@ class PartitionConfig:
     condition: int = 128  # width of the constant that drives the modulations
     dropout: float = 0.1
     queries: str = "position"  # what GroupSwap asks with: the position, or also an aggregate of the context
+    swap: str = "residual"  # what GroupSwap returns: its query and what it found, or (released) only what it found
     context: str = "full"  # "ordered": a context token attends only to those known before it, so it can be cached
     never: int | None = None  # an id that is never predicted (released models keep a row for a mask)
 
     def __post_init__(self) -> None:
         if self.width % self.heads or (self.width // self.heads) % 2:
             raise ValueError(f"width {self.width} does not split into {self.heads} heads of even width")
-        if self.queries not in QUERIES:
-            raise ValueError(f"unknown queries {self.queries!r}: expected one of {', '.join(QUERIES)}")
-        if self.context not in CONTEXTS:
-            raise ValueError(f"unknown context {self.context!r}: expected one of {', '.join(CONTEXTS)}")
+        for what, known in (("queries", QUERIES), ("swap", SWAPS), ("context", CONTEXTS)):
+            if getattr(self, what) not in known:
+                raise ValueError(f"unknown {what} {getattr(self, what)!r}: expected one of {', '.join(known)}")
 
 
 class PartitionTransformer(nn.Module):
@@ -58,7 +59,7 @@ class PartitionTransformer(nn.Module):
         self.condition = ConstantCondition(C)
         ordered = config.context == "ordered"
         self.encoder = nn.ModuleList(SelfBlock(D, heads, C, dropout, causal=ordered) for _ in range(config.encoder))
-        self.swap = GroupSwap(D, heads, config.length, config.queries)
+        self.swap = GroupSwap(D, heads, config.length, config.queries, config.swap == "residual")
         self.decoder = nn.ModuleList(CrossBlock(D, heads, C, dropout) for _ in range(config.decoder))
         self.head = Head(D, config.vocab, C, config.never)
         self.register_buffer("rope", rotary_table(config.length, D // heads), persistent=False)
@@ -81,15 +82,18 @@ class PartitionTransformer(nn.Module):
 class GroupSwap(nn.Module):
     """What stands at the targets first: cross-attention from queries that know only where they are.  PGM, Sec. 4.1
 
-    With an aggregate, the queries also know a summary of the encoded context. No residual, no MLP: the output is the
-    decoder's input. (The paper adds the aggregate after the projection, the released code before the norm, as here.)
+    With an aggregate, the queries also know a summary of the encoded context. (The paper adds the aggregate after the
+    projection, the released code before the norm, as here.) No MLP: the output is the decoder's input.
+
+    residual: the output keeps the query, so that the decoder knows where it is. In the released networks it must find
+    that out again from what it attends to, and learns far more slowly (docs/results.md).
     """
 
     places: Tensor
 
-    def __init__(self, width: int, heads: int, length: int, queries: str):
+    def __init__(self, width: int, heads: int, length: int, queries: str, residual: bool):
         super().__init__()
-        self.heads = heads
+        self.heads, self.residual = heads, residual
         self.aggregate = {"position": None, "mean": segment_mean, "logsumexp": segment_logsumexp}[queries]
         self.start = nn.Parameter(torch.randn(1, width))
         self.norm = nn.LayerNorm(width)
@@ -105,10 +109,12 @@ class GroupSwap(nn.Module):
         query = self.start + self.places[targets]
         if self.aggregate is not None:
             query = query + self.aggregate(memory, ends[1])[ends[0].owner]
-        q = self.q(self.norm(query)).unflatten(1, (self.heads, -1))
+        query = self.norm(query)
+        q = self.q(query).unflatten(1, (self.heads, -1))
         k, v = self.kv(memory).unflatten(1, (2, self.heads, -1)).unbind(1)
         a = attention(rotate(q, ropes[0]), rotate(k, ropes[1]), v, *ends, causal=False)
-        return self.out(a.flatten(1))
+        found: Tensor = self.out(a.flatten(1))
+        return query + found if self.residual else found
 
 
 def segment_mean(x: Tensor, offsets: Offsets) -> Tensor:

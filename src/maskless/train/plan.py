@@ -66,6 +66,7 @@ def network_config(
     dropout: float = 0.1,
     context: str = "full",
     queries: str = "position",
+    swap: str = "residual",
 ) -> Any:
     """The configuration of the network that `--model` names, for a tokenizer.
 
@@ -74,8 +75,13 @@ def network_config(
     if model not in MODELS:
         raise ValueError(f"unknown model {model!r}: expected one of {', '.join(MODELS)}")
     kind = MODELS[model][0]
-    if kind != "partition" and (context != "full" or queries != "position" or encoder is not None):
-        raise ValueError(f"context, queries and encoder belong to pgm: the model is {model}")
+    if kind != "partition" and ((context, queries, swap) != ("full", "position", "residual") or encoder is not None):
+        raise ValueError(f"context, queries, swap and encoder belong to pgm: the model is {model}")
+    least = 2 if kind == "partition" else 1
+    if layers < least:
+        raise ValueError(f"layers {layers} is out of range: expected {least} or more for {model}")
+    if not 0 <= dropout < 1:
+        raise ValueError(f"dropout {dropout} is out of range: expected at least 0 and less than 1")
     sizes: dict[str, Any] = {
         "length": length,
         "width": width,
@@ -87,8 +93,8 @@ def network_config(
         encoder = layers // 2 if encoder is None else encoder
         if not 0 < encoder < layers:
             raise ValueError(f"encoder {encoder} of {layers} layers: expected 1 to {layers - 1}")
-        depth = {"encoder": encoder, "decoder": layers - encoder, "context": context, "queries": queries}
-        return make(vocab=codec.vocab, **sizes, **depth)
+        kinds = {"context": context, "queries": queries, "swap": swap}
+        return make(vocab=codec.vocab, encoder=encoder, decoder=layers - encoder, **sizes, **kinds)
     if kind == "masked":
         mask = codec.vocab if codec.mask is None else codec.mask
         return make(vocab=max(codec.vocab, mask + 1), mask=mask, layers=layers, **sizes)

@@ -83,6 +83,8 @@ def plot_losses(runs: dict[str, list[dict[str, Any]]], path: Path) -> None:
         axes.spines[["top", "right"]].set_visible(False)
     for axes in (middle, right):
         axes.set_yscale("log")
+        axes.yaxis.set_major_formatter("{x:g}")
+        axes.yaxis.set_minor_formatter("{x:g}")
     left.legend(frameon=False)
     figure.tight_layout()
     write_aside(path, lambda aside: figure.savefig(aside, dpi=120, format="png"))

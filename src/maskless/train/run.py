@@ -88,7 +88,7 @@ class Run:
             network.parameters(),
             lr=self.settings.learning_rate,
             weight_decay=0.0,
-            fused=self.accelerator.device.type == "cuda",
+            fused=True,
         )
         self.network, self.optimizer = self.accelerator.prepare(network, adam)
         self.ema = EMA(self.network.parameters(), self.settings.ema)

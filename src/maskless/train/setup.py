@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import shutil
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -42,6 +43,10 @@ def configure(folder: Path, request: Request, prepare: Prepare) -> RunConfig:
     """A run's configuration. With a text, its tokens are made in the run's folder first, by one process for all."""
     if (request.text is None) == (request.data is None):
         raise ValueError("what to train on? expected either --text FILE or --data DIR (a prepared folder)")
+    if request.vocab is not None and request.tokenizer is not None:
+        raise ValueError("--tokenizer and --vocab exclude each other: take a tokenizer, or train one")
+    if folder.exists() and not folder.is_dir():
+        raise ValueError(f"{folder} is not a folder")
     if (folder / "run.json").exists():
         raise ValueError(f"{folder} holds a run already: go on with --resume, or name another --out")
     if request.data is not None and (request.vocab, request.tokenizer, request.length) != (None, None, None):
@@ -93,5 +98,10 @@ def _from_text(folder: Path, request: Request, sizes: Plan, prepare: Prepare) ->
             for part in folder.glob(".data.*"):
                 shutil.rmtree(part)
             length = sizes.length if request.length is None else request.length
-            prepare(request.text, folder / "data", codec=own, vocab=vocab, length=length, overwrite=True)
+            try:
+                prepare(request.text, folder / "data", codec=own, vocab=vocab, length=length, overwrite=True)
+            except BaseException:
+                with suppress(OSError):  # a mistake leaves no empty folder behind
+                    folder.rmdir()
+                raise
     return open_tokens(folder / "data")

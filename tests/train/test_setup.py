@@ -1,0 +1,112 @@
+"""From what was asked for to a configuration: what was said stands, the rest comes from the text."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from maskless.data.prepare import prepare as really_prepare
+from maskless.data.tokens import Prepared, open_tokens
+from maskless.train.run import RunConfig
+from maskless.train.setup import Request, configure
+
+
+def prepare(inputs: list[str], to: Path, **how) -> Prepared:
+    return open_tokens(really_prepare(inputs, to, **how))
+
+
+def ask(folder: Path, **request) -> RunConfig:
+    return configure(folder, Request(**request), prepare)
+
+
+def test_a_text_alone_is_enough(text, tmp_path):
+    config = ask(tmp_path / "run", text=[str(text)])
+    data = open_tokens(config.data)
+    assert data.folder == tmp_path / "run" / "data"
+    assert config.network["vocab"] == data.vocab
+    assert config.network["length"] == data.length
+    assert config.train.model == "pgm"
+    assert config.train.decay == "cosine"
+    assert not (tmp_path / "run" / "run.json").exists()
+
+
+def test_what_was_said_stands(text, tmp_path):
+    said = {"steps": 7, "batch": 4, "learning_rate": 0.5, "warmup": 2, "decay": "constant", "save_every": 9}
+    config = ask(
+        tmp_path / "run",
+        text=[str(text)],
+        vocab=280,
+        length=24,
+        network={"width": 64, "layers": 6, "encoder": 1, "dropout": 0.3},
+        train=said | {"model": "pgm", "weights": "exact"},
+    )
+    assert {name: getattr(config.train, name) for name in said} == said
+    assert config.train.objective == "pgm-exact"
+    chosen = ("vocab", "length", "width", "encoder", "decoder", "dropout")
+    assert [config.network[name] for name in chosen] == [280, 24, 64, 1, 5, 0.3]
+
+
+def test_prepared_data_stay_where_they_are(data, tmp_path, monkeypatch):
+    monkeypatch.chdir(data.folder.parent)
+    config = ask(tmp_path / "run", data=Path(data.folder.name))
+    assert config.data == str(data.folder)
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_mistake_shows_before_the_text_is_prepared(text, tmp_path):
+    for wrong in (
+        {"train": {"model": "gpt"}},
+        {"train": {"weights": "fair"}},
+        {"train": {"minutes": -1.0}},
+        {"train": {"batch": 6, "accumulate": 4}},
+        {"network": {"context": "half"}},
+        {"network": {"layers": 1}},
+        {"network": {"encoder": 9}},
+        {"tokenizer": "klingon"},
+    ):
+        with pytest.raises(ValueError):
+            ask(tmp_path / "run", text=[str(text)], **wrong)
+        assert not (tmp_path / "run").exists(), wrong
+
+
+def test_tokens_left_by_an_earlier_try_are_made_anew(text, tmp_path):
+    folder = tmp_path / "run"
+    assert ask(folder, text=[str(text)], length=16).network["length"] == 16
+    (folder / ".data.0123abcd.partial").mkdir()
+    other = tmp_path / "other.txt"
+    other.write_text(text.read_text().upper())
+    config = ask(folder, text=[str(other)], length=24)
+    assert config.network["length"] == 24
+    assert "ANNA" in open_tokens(config.data).codec().decode(
+        open_tokens(config.data).split("train").rows(range(40)).flatten()
+    )
+    assert [path.name for path in folder.iterdir()] == ["data"]
+
+
+@pytest.mark.parametrize(
+    ("wrong", "says"),
+    [
+        ({}, "expected either --text FILE or --data DIR"),
+        ({"text": ["a.txt"], "data": Path("data")}, "expected either --text FILE or --data DIR"),
+        ({"text": ["nowhere.txt"]}, "nowhere.txt: no such file or folder"),
+        ({"data": Path("nowhere")}, "nowhere: not a prepared folder"),
+    ],
+)
+def test_there_must_be_something_to_train_on(wrong, says, tmp_path):
+    with pytest.raises(ValueError, match=says):
+        ask(tmp_path / "run", **wrong)
+    assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.parametrize("wrong", [{"vocab": 300}, {"tokenizer": "bytes"}, {"length": 16}])
+def test_prepared_data_have_a_vocabulary_and_a_length_of_their_own(wrong, data, tmp_path):
+    with pytest.raises(ValueError, match="go with --text"):
+        ask(tmp_path / "run", data=data.folder, **wrong)
+
+
+def test_a_folder_that_holds_a_run_is_left_alone(data, tmp_path):
+    (tmp_path / "run.json").write_text("a run")
+    with pytest.raises(ValueError, match="holds a run already: go on with --resume, or name another --out"):
+        ask(tmp_path, data=data.folder)
+    assert (tmp_path / "run.json").read_text() == "a run"
