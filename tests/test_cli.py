@@ -19,6 +19,7 @@ from PIL import Image
 
 import maskless
 from maskless import cli
+from maskless.cli import entry
 from maskless.codec.text import byte_codec
 from maskless.data.prepare import prepare
 from maskless.data.toy import write
@@ -362,7 +363,7 @@ def test_a_thread_that_meets_a_full_disk_leaves_the_word_to_the_command(error, s
     def fail() -> None:
         raise error
 
-    monkeypatch.setattr(threading, "excepthook", cli._thread_failed)
+    monkeypatch.setattr(threading, "excepthook", entry._thread_failed)
     thread = threading.Thread(target=fail)
     thread.start()
     thread.join()

@@ -1,7 +1,21 @@
 """maskless: partition generative models. Generation in parallel and in any order, without a mask token."""
 
-from maskless.api import Sampled, Text, fill, generate, load, log_likelihood
-from maskless.checkpoint import Model
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
 from maskless.version import __version__
 
+if TYPE_CHECKING:
+    from maskless.api import Sampled, Text, fill, generate, load, log_likelihood
+    from maskless.checkpoint import Model
+
 __all__ = ["Model", "Sampled", "Text", "__version__", "fill", "generate", "load", "log_likelihood"]
+
+
+def __getattr__(name: str) -> Any:
+    """The public names, imported when first used: the command line answers --help without loading torch."""
+    if name not in __all__:
+        raise AttributeError(f"module 'maskless' has no attribute {name!r}")
+    return getattr(importlib.import_module("maskless.api"), name)

@@ -45,7 +45,7 @@ class Model(nn.Module):
 
     @property
     def kind(self) -> str:
-        return next(kind for kind, (_, network) in NETWORKS.items() if type(self.network) is network)
+        return next(kind for kind, (_, network) in NETWORKS.items() if isinstance(self.network, network))
 
     @property
     def device(self) -> torch.device:

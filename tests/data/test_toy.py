@@ -119,3 +119,13 @@ def test_score_counts_complete_sentences_only():
     assert score("\n".join(SENTENCES)) == 1.0
     assert score(f"cut . {right} cut") == 1.0
     assert all(math.isnan(score(text)) for text in ("", "two plus", right, f"{right} {right}"))
+
+
+def test_the_long_family_is_right_of_one_length_and_tolerates_no_wrong_word():
+    sentences = list(corpus(200, 0, ("passing",)))
+    assert all(check(one) and len(one.split()) == 37 for one in sentences)
+    words = sorted({word for one in sentences for word in one.split()})
+    right = sentences[0].split()
+    for i in range(len(right)):
+        for word in words:
+            assert check(" ".join([*right[:i], word, *right[i + 1 :]])) == (word == right[i])

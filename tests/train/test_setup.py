@@ -9,7 +9,7 @@ import pytest
 from maskless.data.prepare import prepare as really_prepare
 from maskless.data.tokens import Prepared, open_tokens
 from maskless.train.run import RunConfig
-from maskless.train.setup import Request, configure
+from maskless.train.setup import Request, configure, resumed
 
 
 def prepare(inputs: list[str], to: Path, **how) -> Prepared:
@@ -110,3 +110,20 @@ def test_a_folder_that_holds_a_run_is_left_alone(data, tmp_path):
     with pytest.raises(ValueError, match="holds a run already: go on with --resume, or name another --out"):
         ask(tmp_path, data=data.folder)
     assert (tmp_path / "run.json").read_text() == "a run"
+
+
+def test_a_run_goes_on_as_it_began_but_for_its_end_and_stations(text, tmp_path):
+    folder, asked = tmp_path / "run", {"model": "pgm", "steps": 7, "learning_rate": 0.5}
+    began = ask(folder, text=[str(text)], network={"width": 64}, train=asked)
+    began.write(folder)
+    same = resumed(folder, Request(text=[str(text)], network={"width": 64}, train=asked))
+    assert same == began
+    longer = resumed(folder, Request(train={"steps": 9, "keep": 5}))
+    assert (longer.train.steps, longer.train.keep, longer.train.learning_rate) == (9, 5, 0.5)
+    for wrong, message in (
+        (Request(train={"learning_rate": 0.1}), "learning_rate is 0.5"),
+        (Request(train={"model": "mdlm"}), "model is pgm"),
+        (Request(network={"width": 32}), "width is 64"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            resumed(folder, wrong)

@@ -87,6 +87,21 @@ def _settings(request: Request, sizes: Plan) -> TrainConfig:
     return TrainConfig(**derived | request.train)
 
 
+# What may change when a run goes on; everything else is as it began.
+CHANGEABLE = ("steps", "minutes", "evaluate_every", "sample_every", "save_every", "log_every", "keep")
+
+
+def resumed(folder: Path, request: Request) -> RunConfig:
+    """The configuration of a run that goes on, with a new end or other stations if the request names them."""
+    config = RunConfig.read(folder)
+    own = dataclasses.asdict(config.train) | {k: v for k, v in config.network.items() if k in request.network}
+    for name, value in (request.network | request.train).items():
+        if name in own and name not in CHANGEABLE and own[name] != value:
+            raise ValueError(f"{name} is {own[name]} in {folder}, not {value}: a run goes on as it began")
+    changed = {name: value for name, value in request.train.items() if name in CHANGEABLE}
+    return dataclasses.replace(config, train=dataclasses.replace(config.train, **changed))
+
+
 def _from_text(folder: Path, request: Request, sizes: Plan, prepare: Prepare) -> Prepared:
     """Tokens of the text; what an earlier try left, whole or in parts, is made anew."""
     own = None if request.tokenizer is None else codec(request.tokenizer)

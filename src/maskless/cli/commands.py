@@ -1,37 +1,22 @@
-"""The command line. Each command unpacks its options, calls one procedure and shows the result.
+"""The commands: each unpacks its options, calls one procedure and shows the result.
 
 Heavy imports stand inside the commands, so that --help answers at once.
 """
 
 from __future__ import annotations
 
-import errno
 import json
-import sys
-import threading
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, NoReturn
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
-from rich.console import Console
-from rich.panel import Panel
-from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
-from rich.table import Table
-from rich.text import Text
-from safetensors import SafetensorError
 from typer.core import TyperGroup
+
+from maskless.cli import show
 
 if TYPE_CHECKING:
     from maskless.checkpoint import Model
     from maskless.data.tokens import Prepared
-    from maskless.sampling import Step
-    from maskless.train.run import RunConfig
-
-FULL = (errno.ENOSPC, errno.EDQUOT)  # a full disk
-# The base of typer's errors: of the click inside newer versions, or of the package beside older ones.
-USAGE: type[Exception] = typer.BadParameter.__mro__[2]
 
 
 class Commands(TyperGroup):
@@ -52,7 +37,6 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     rich_markup_mode="rich",
 )
-out, err = Console(), Console(stderr=True)
 
 MODEL = Annotated[str, typer.Argument(help="A model folder, a run folder, a hub id, or a released checkpoint file.")]
 TOKENIZER = Annotated[str | None, typer.Option(help="gpt2, bert, bytes, or a file; for models that bring none.")]
@@ -86,7 +70,7 @@ def prepare(
 
     if tokenizer is not None and vocab is not None:
         raise ValueError("--tokenizer and --vocab exclude each other: take a tokenizer, or train one")
-    prepared = _prepare(
+    prepared = show.preparing(
         inputs,
         to,
         codec=None if tokenizer is None else codec(tokenizer),
@@ -98,7 +82,7 @@ def prepare(
         overwrite=overwrite,
     )
     sizes = ", ".join(f"{s.rows:,} rows ({s.tokens:,} tokens) {name}" for name, s in prepared.splits.items())
-    out.print(
+    show.out.print(
         f"{to}: {sizes}; vocabulary {prepared.vocab:,}, length {prepared.length}", highlight=False, soft_wrap=True
     )
 
@@ -119,7 +103,7 @@ def train(
     width: int | None = None,
     layers: Annotated[int | None, typer.Option(help="In all; pgm has half of them in its encoder.")] = None,
     encoder: Annotated[int | None, typer.Option(help="pgm: how many of the layers.")] = None,
-    dropout: float = 0.1,
+    dropout: Annotated[float | None, typer.Option(help="Default: 0.1.")] = None,
     vocab: Annotated[int | None, typer.Option(help="With --text: the size of the BPE.")] = None,
     tokenizer: Annotated[str | None, typer.Option(help="With --text: gpt2, bert, bytes, or a file.")] = None,
     length: Annotated[int | None, typer.Option(help="With --text: tokens in a sequence.")] = None,
@@ -131,14 +115,14 @@ def train(
     decay: Annotated[str | None, typer.Option(help="constant or cosine.")] = None,
     initial: Annotated[str | None, typer.Option(help="First weights: open (default) or released.")] = None,
     ema: Annotated[float | None, typer.Option(help="Decay of the averaged weights.")] = None,
-    seed: int = 0,
+    seed: Annotated[int | None, typer.Option(help="Default: 0.")] = None,
     compile: Annotated[bool | None, typer.Option(help="By default on CUDA.")] = None,
-    fsdp: Annotated[bool, typer.Option(help="Shard the weights over processes.")] = False,
+    fsdp: Annotated[bool | None, typer.Option("--fsdp", help="Shard the weights over processes.")] = None,
     evaluate_every: int | None = None,
-    sample_every: int = 0,
+    sample_every: Annotated[int | None, typer.Option(help="Default: only at the end.")] = None,
     save_every: int | None = None,
-    log_every: int = 10,
-    keep: Annotated[int, typer.Option(help="Training states that stay on disk.")] = 2,
+    log_every: Annotated[int | None, typer.Option(help="Default: 10.")] = None,
+    keep: Annotated[int | None, typer.Option(help="Training states that stay on disk. Default: 2.")] = None,
 ) -> None:
     """Train on your own text, with everything derived from it, or as you say.
 
@@ -147,14 +131,18 @@ def train(
     torchrun --nproc-per-node 8 -m maskless train --data data/owt --out runs/owt --recipe owt-pgm-8-8
     """
     from maskless.recipes import recipe as find
-    from maskless.train.run import RunConfig
-    from maskless.train.setup import Request, configure
+    from maskless.train.setup import Request, configure, resumed
 
-    if resume and (to / "run.json").exists():
-        _train(to, RunConfig.read(to))
-        return
     known = find(recipe) if recipe else None
-    network = {"context": context, "queries": queries, "swap": swap, "width": width, "layers": layers, "encoder": encoder}
+    network = {
+        "context": context,
+        "queries": queries,
+        "swap": swap,
+        "width": width,
+        "layers": layers,
+        "encoder": encoder,
+        "dropout": dropout,
+    }
     training = {
         "model": model,
         "weights": weights,
@@ -182,10 +170,11 @@ def train(
         vocab=vocab,
         tokenizer=tokenizer,
         length=length,
-        network={"dropout": dropout} | (known.network if known else {}) | _given(network),
+        network=(known.network if known else {}) | _given(network),
         train=(known.train if known else {}) | _given(training),
     )
-    _train(to, configure(to, request, _prepare))
+    going_on = resume and (to / "run.json").exists()
+    show.training(to, resumed(to, request) if going_on else configure(to, request, show.preparing))
 
 
 @app.command()
@@ -213,14 +202,14 @@ def generate(
     loaded = api.load(model, tokenizer=tokenizer)
     how: dict[str, Any] = {"steps": steps, "seed": seed, "temperature": temperature, "top_k": top_k, "top_p": top_p}
     how |= {"order": order, "counts": counts}
-    with _watching("generating") as on_step:
+    with show.watching("generating") as on_step:
         texts = api.generate(loaded, n, prompt=prompt, length=length, on_step=on_step, **how)
     for number, one in enumerate(texts):
         if as_json:
             print(json.dumps({"text": one, "tokens": one.tokens, "steps": one.steps, "order": one.order}))
         else:
             if len(texts) > 1:
-                err.rule(f"sample {number}", style="dim")
+                show.err.rule(f"sample {number}", style="dim")
             print(one, flush=True)
 
 
@@ -247,7 +236,7 @@ def fill(
     loaded = api.load(model, tokenizer=tokenizer)
     how: dict[str, Any] = {"steps": steps, "seed": seed, "temperature": temperature, "top_k": top_k, "top_p": top_p}
     how |= {"order": order, "counts": counts}
-    with _watching("filling") as on_step:
+    with show.watching("filling") as on_step:
         filled = api.fill(loaded, text, on_step=on_step, **how)
     if as_json:
         print(json.dumps({"text": filled, "tokens": filled.tokens, "steps": filled.steps, "order": filled.order}))
@@ -280,22 +269,12 @@ def evaluate(
     common: dict[str, Any] = {"sequences": sequences, "batch": batch, "seed": seed, "pad": prepared.pad}
     results = {}
     for name, paper in (("both groups, stratified", False), ("the paper's", True)):
-        with _bar(name, min(sequences, len(rows))) as advance:
+        with show.bar(name, min(sequences, len(rows))) as advance:
             results[name] = likelihood(loaded.network, rows, samples=samples, paper=paper, on_batch=advance, **common)
     if as_json:
         print(json.dumps({name: result.as_dict() for name, result in results.items()}))
         return
-    table = Table("estimator", "perplexity", "nats per token", "bits per byte", "sequences")
-    for name, r in results.items():
-        bits = r.bits_per_byte(size.bytes / size.tokens)
-        table.add_row(
-            name,
-            f"{r.perplexity:.2f} ± {r.perplexity_error:.2f}",
-            f"{r.nats:.4f} ± {r.error:.4f}",
-            f"{bits:.4f}",
-            f"{r.sequences:,}",
-        )
-    out.print(table)
+    show.likelihoods(results, size.bytes / size.tokens)
 
 
 @app.command()
@@ -316,7 +295,7 @@ def convert(
         raise ValueError(f"{file} is not a file")
     converted = api.load(file, weights=weights, queries=queries, tokenizer=tokenizer, device="cpu")
     converted.save_pretrained(to)
-    out.print(f"{to}: {converted.config}", highlight=False, soft_wrap=True)
+    show.out.print(f"{to}: {converted.config}", highlight=False, soft_wrap=True)
 
 
 @app.command()
@@ -325,89 +304,9 @@ def demo(
     seed: int = 0,
 ) -> None:
     """Train a small PGM and an MDLM of the same size on a toy language, and compare them."""
-    from maskless.demo import show
+    from maskless import demo as demonstration
 
-    show(out, minutes=minutes, seed=seed)
-
-
-def main() -> None:
-    """Run a command; a user's mistake is one line on stderr and exit code 2."""
-    threading.excepthook = _thread_failed
-    try:
-        code = app(standalone_mode=False)
-    except USAGE as error:
-        if not sys.argv[1:]:  # no command: the help has been shown
-            sys.exit(2)
-        _fail(error.format_message())  # type: ignore[attr-defined]
-    except SafetensorError as error:  # of reading, it is a ValueError by now
-        _fail(f"{error}; what was saved before is still there")
-    except ValueError as error:
-        _fail(str(error))
-    except OSError as error:
-        if error.errno not in FULL and error.filename is None:
-            raise
-        kept = "; what was saved before is still there" if error.errno in FULL else ""
-        _fail(f"{error.strerror}: {error.filename or 'while writing'}{kept}")
-    except (KeyboardInterrupt, typer.Abort):
-        code = 130
-    if code == 130:
-        print("interrupted; a training run goes on with --resume", file=sys.stderr)
-    sys.exit(code if isinstance(code, int) else 0)
-
-
-def _fail(message: str) -> NoReturn:
-    print(f"error: {' '.join(message.split())}", file=sys.stderr)
-    sys.exit(2)
-
-
-def _thread_failed(failed: threading.ExceptHookArgs) -> None:
-    """A thread that logs may meet the full disk first: the next file that is written says so in one line."""
-    if not isinstance(failed.exc_value, OSError) or failed.exc_value.errno not in FULL:
-        threading.__excepthook__(failed)
-
-
-def _given(options: dict[str, Any]) -> dict[str, Any]:
-    return {name: value for name, value in options.items() if value is not None}
-
-
-def _prepare(inputs: list[str], to: Path, **how: Any) -> Prepared:
-    """Prepare with a progress bar."""
-    from maskless.data.prepare import prepare
-    from maskless.data.tokens import open_tokens
-
-    with _progress() as bar:
-        task = bar.add_task("preparing", total=None)
-
-        def show(done: int, total: int, tokens: int) -> None:
-            what = f"tokenising, {tokens / 1e6:,.1f} M tokens" if tokens else "preparing"
-            bar.update(task, completed=done, total=total, description=what)
-
-        prepare(inputs, to, on_progress=show, **how)
-    return open_tokens(to)
-
-
-def _train(folder: Path, config: RunConfig) -> None:
-    """Run, then show how it ended."""
-    from accelerate import PartialState
-
-    from maskless.train.run import run
-
-    summary = run(folder, config, err)
-    if not PartialState().is_main_process:
-        return
-    measured = summary.likelihood
-    table = Table("model", "steps", "seconds", "tokens/s", "validation perplexity (bound)")
-    table.add_row(
-        config.train.model,
-        f"{summary.steps:,}",
-        f"{summary.seconds:,.0f}",
-        f"{summary.tokens_per_second:,.0f}",
-        f"{measured.perplexity:.2f} ± {measured.perplexity_error:.2f}",
-    )
-    out.print(table)
-    for text in summary.samples:
-        out.print(Panel(Text(text[:600]), title="sample", title_align="left", border_style="dim"))
-    out.print(f"curve: {folder / 'loss.png'}   try: maskless generate {folder}", highlight=False, soft_wrap=True)
+    demonstration.show(show.out, minutes=minutes, seed=seed)
 
 
 def _same_vocabulary(name: str, model: Model, data: Prepared) -> None:
@@ -423,33 +322,5 @@ def _same_vocabulary(name: str, model: Model, data: Prepared) -> None:
         )
 
 
-def _progress() -> Progress:
-    columns = (
-        TextColumn("{task.description}"),
-        BarColumn(),
-        TextColumn("{task.percentage:>3.0f}%"),
-        TimeRemainingColumn(),
-    )
-    return Progress(*columns, console=err, transient=True, disable=not err.is_terminal)
-
-
-@contextmanager
-def _bar(what: str, total: int) -> Iterator[Callable[[int], None]]:
-    with _progress() as bar:
-        task = bar.add_task(what, total=total)
-        yield lambda amount: bar.advance(task, amount)
-
-
-@contextmanager
-def _watching(what: str) -> Iterator[Callable[[Step], None]]:
-    """A bar that counts tokens as steps decide them."""
-    with _progress() as bar:
-        task = bar.add_task(what, total=None)
-        count = 0
-
-        def on_step(step: Step) -> None:
-            nonlocal count
-            count += len(step.tokens)
-            bar.update(task, description=f"{what}: step {step.number + 1}, {count:,} tokens")
-
-        yield on_step
+def _given(options: dict[str, Any]) -> dict[str, Any]:
+    return {name: value for name, value in options.items() if value is not None}

@@ -1,0 +1,6 @@
+"""The command line: prepare, train, generate, fill, evaluate, convert, demo."""
+
+from maskless.cli.commands import app
+from maskless.cli.entry import main
+
+__all__ = ["app", "main"]

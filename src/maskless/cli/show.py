@@ -1,0 +1,108 @@
+"""What the commands show while they work and when they are done. Results go to stdout, progress to stderr."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from rich.console import Console
+from rich.panel import Panel
+from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
+from rich.table import Table
+from rich.text import Text
+
+if TYPE_CHECKING:
+    from maskless.data.tokens import Prepared
+    from maskless.evaluate.likelihood import Likelihood
+    from maskless.sampling import Step
+    from maskless.train.run import RunConfig
+
+out, err = Console(), Console(stderr=True)
+
+
+def preparing(inputs: list[str], to: Path, **how: Any) -> Prepared:
+    """Prepare with a progress bar."""
+    from maskless.data.prepare import prepare
+    from maskless.data.tokens import open_tokens
+
+    with progress() as bar:
+        task = bar.add_task("preparing", total=None)
+
+        def show(done: int, total: int, tokens: int) -> None:
+            what = f"tokenising, {tokens / 1e6:,.1f} M tokens" if tokens else "preparing"
+            bar.update(task, completed=done, total=total, description=what)
+
+        prepare(inputs, to, on_progress=show, **how)
+    return open_tokens(to)
+
+
+def training(folder: Path, config: RunConfig) -> None:
+    """Run, then show how it ended."""
+    from accelerate import PartialState
+
+    from maskless.train.run import run
+
+    summary = run(folder, config, err)
+    if not PartialState().is_main_process:
+        return
+    measured = summary.likelihood
+    table = Table("model", "steps", "seconds", "tokens/s", "validation perplexity (bound)")
+    table.add_row(
+        config.train.model,
+        f"{summary.steps:,}",
+        f"{summary.seconds:,.0f}",
+        f"{summary.tokens_per_second:,.0f}",
+        f"{measured.perplexity:.2f} ± {measured.perplexity_error:.2f}",
+    )
+    out.print(table)
+    for text in summary.samples:
+        out.print(Panel(Text(text[:600]), title="sample", title_align="left", border_style="dim"))
+    out.print(f"curve: {folder / 'loss.png'}   try: maskless generate {folder}", highlight=False, soft_wrap=True)
+
+
+def likelihoods(results: dict[str, Likelihood], bytes_per_token: float) -> None:
+    """A table of bounds, one row per estimator."""
+    table = Table("estimator", "perplexity", "nats per token", "bits per byte", "sequences")
+    for name, r in results.items():
+        table.add_row(
+            name,
+            f"{r.perplexity:.2f} ± {r.perplexity_error:.2f}",
+            f"{r.nats:.4f} ± {r.error:.4f}",
+            f"{r.bits_per_byte(bytes_per_token):.4f}",
+            f"{r.sequences:,}",
+        )
+    out.print(table)
+
+
+def progress() -> Progress:
+    columns = (
+        TextColumn("{task.description}"),
+        BarColumn(),
+        TextColumn("{task.percentage:>3.0f}%"),
+        TimeRemainingColumn(),
+    )
+    return Progress(*columns, console=err, transient=True, disable=not err.is_terminal)
+
+
+@contextmanager
+def bar(what: str, total: int) -> Iterator[Callable[[int], None]]:
+    with progress() as shown:
+        task = shown.add_task(what, total=total)
+        yield lambda amount: shown.advance(task, amount)
+
+
+@contextmanager
+def watching(what: str) -> Iterator[Callable[[Step], None]]:
+    """A bar that counts tokens as steps decide them."""
+    with progress() as bar:
+        task = bar.add_task(what, total=None)
+        count = 0
+
+        def on_step(step: Step) -> None:
+            nonlocal count
+            count += len(step.tokens)
+            bar.update(task, description=f"{what}: step {step.number + 1}, {count:,} tokens")
+
+        yield on_step

@@ -1,0 +1,70 @@
+"""First weights, and modulations folded into the linears that follow them."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import nn
+
+from maskless.nn.blocks import Modulation, Norm, SelfBlock, fold_in, fold_out, normalise, open_gates
+from maskless.nn.partition import PartitionConfig, PartitionTransformer
+from maskless.problems import dense
+
+
+def tiny(**kinds: str) -> PartitionTransformer:
+    torch.manual_seed(0)
+    config = PartitionConfig(vocab=11, length=12, width=16, heads=2, encoder=1, decoder=1, condition=8, **kinds)
+    return PartitionTransformer(config).eval()
+
+
+def problem() -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    return torch.tensor([[1, 2, 3]]), torch.tensor([[0, 4, 7]]), torch.tensor([[1, 5]])
+
+
+def test_folding_a_norm_and_a_modulation_into_a_linear_changes_nothing():
+    torch.manual_seed(0)
+    linear, norm, x = nn.Linear(8, 5).double(), Norm(8).double(), torch.randn(7, 8, dtype=torch.float64)
+    nn.init.normal_(norm.weight)
+    shift, scale, gate = (torch.randn(1, width, dtype=torch.float64) for width in (8, 8, 5))
+    y = torch.nn.functional.layer_norm(x, (8,))
+    plain = linear(y * norm.weight * (1 + scale) + shift)
+    torch.testing.assert_close(nn.functional.linear(y, *fold_in(linear, norm, shift, scale)), plain)
+    torch.testing.assert_close(nn.functional.linear(x, *fold_out(nn.Linear(8, 5).double(), gate)).shape, plain.shape)
+    torch.testing.assert_close(nn.functional.linear(x, *fold_out(linear, gate)), gate * linear(x))
+    assert normalise(x.float()).mean(1).abs().max() < 1e-6
+
+
+def test_released_first_weights_predict_nothing_and_pass_no_gradient_to_the_encoder():
+    network = tiny()
+    logits = network(dense(*problem()))
+    assert (logits == 0).all()
+    logits.square().sum().backward()
+    assert all(p.grad is None or (p.grad == 0).all() for p in network.encoder.parameters())
+
+
+def test_open_first_weights_pass_a_gradient_to_every_layer():
+    network = tiny()
+    open_gates(network)
+    network(dense(*problem())).square().sum().backward()
+    for block in [*network.encoder, *network.decoder]:
+        for name in ("out.weight", "mlp.down.weight", "mlp.up.weight"):
+            assert block.get_parameter(name).grad.abs().sum() > 0, name
+
+
+def test_open_gates_keep_the_kind_of_function():
+    before, after = tiny(), tiny()
+    open_gates(after)
+    assert [(n, p.shape) for n, p in before.named_parameters()] == [(n, p.shape) for n, p in after.named_parameters()]
+    block = next(m for m in after.modules() if isinstance(m, SelfBlock))
+    gates = block.modulation(torch.zeros(1, 8))
+    assert [bool((g == 1).all()) for g in gates] == [False, False, True, False, False, True]
+    assert isinstance(block.modulation, Modulation)
+
+
+@pytest.mark.parametrize("swap", ["residual", "released"])
+def test_a_residual_swap_tells_positions_apart_even_without_a_context(swap):
+    network = tiny(swap=swap)
+    open_gates(network)
+    none = torch.empty(1, 0, dtype=torch.long)
+    logits = network(dense(none, none, torch.tensor([[2, 9]])))
+    assert torch.equal(logits[0], logits[1]) == (swap == "released")
