@@ -46,7 +46,10 @@ def pgm(tokens: Tensor, t: Tensor, u: Tensor, valid: Tensor) -> Task:
 
 
 def pgm_released(tokens: Tensor, t: Tensor, u: Tensor, valid: Tensor) -> Task:
-    """As `pgm`, with the times of the released code: the weight of the first group has no bound as t nears 1."""
+    """As `pgm`, with the times of the released code: the weight of the first group has no bound as t nears 1.
+
+    (There alpha is 1 - 0.999 t, here 1 - t, so that the expected weight of every token is 1.)
+    """
     return _two_groups(tokens, released(t), u, valid)
 
 

@@ -44,6 +44,7 @@ PAPER = {
     "initial": "released",
     "weights": "bounded",
 }
+SHORT = {"batch": 256, "steps": 1_500, "warmup": 100, "learning_rate": 1e-3, "decay": "constant"}
 MDLM = {"width": 768, "layers": 12}
 
 
@@ -96,7 +97,35 @@ def _paper() -> list[Recipe]:
     return recipes
 
 
-RECIPES = {recipe.name: recipe for recipe in _paper()}
+# name, model, more of the network and of the training, perplexity.  docs/results.md
+_REVIEWS_ROWS: list[tuple[str, str, dict[str, Any], dict[str, Any], float]] = [
+    ("mdlm", "mdlm", {}, {}, 124.4),
+    ("mdlm-complementary", "mdlm-complementary", {}, {}, 91.4),
+    ("pgm", "pgm", {"swap": "released"}, {}, 84.7),
+    ("pgm-unbounded", "pgm", {"swap": "released"}, {"weights": "released"}, 86.9),
+    ("pgm-exact", "pgm", {"swap": "released"}, {"weights": "exact"}, 83.7),
+    ("pgm-ordered", "pgm", {"swap": "released", "context": "ordered"}, {}, 88.2),
+]
+
+
+def _reviews() -> list[Recipe]:
+    return [
+        Recipe(
+            name=f"reviews-{name}",
+            prepare=REVIEWS,
+            length=256,
+            network={"width": 512, "layers": 12, **network},
+            train={"model": model, **SHORT, **training},
+            perplexity=perplexity,
+            source="docs/results.md, one seed",
+            hardware="one H200, 2 to 3 minutes",
+            ran="2026-11-15",
+        )
+        for name, model, network, training, perplexity in _REVIEWS_ROWS
+    ]
+
+
+RECIPES = {recipe.name: recipe for recipe in _paper() + _reviews()}
 
 
 def recipe(name: str) -> Recipe:

@@ -204,9 +204,13 @@ def run(folder: Path, config: RunConfig, console: Console, *, name: str = "train
                 _say(this, console, f"  step {done:,}: {escape(repr(str(this.samples(1)[0])[:300]))}")
             if (settings.save_every and done % settings.save_every == 0) or last:
                 this.save(done)
-    seconds = this.clock.seconds
-    speed = tokens * (done - first[0]) / (seconds - first[1]) if first and seconds > first[1] else 0.0
-    measured, samples = this.evaluate(done, 2048), this.samples(2)
+        seconds = this.clock.seconds
+        speed = tokens * (done - first[0]) / (seconds - first[1]) if first and seconds > first[1] else 0.0
+        bar.update(task, completed=1.0, text="evaluating")
+        measured = this.evaluate(done, 2048 if this.accelerator.device.type == "cuda" else 512)
+        bar.update(task, text="sampling")
+        samples = this.samples(2)
+        bar.update(task, text=f"{speed:>9,.0f} tokens/s")
     this.close()
     return Summary(this.model, measured, samples, done, seconds, speed)
 
