@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from rich.console import Console
+from rich.padding import Padding
 from rich.panel import Panel
 from rich.table import Table
 from rich.text import Text as Line
@@ -31,6 +32,7 @@ GAPS = (
     "carl gives the [2] to dora , so [1] has the red ball ."
 )
 COLOURS = ("red", "yellow", "green", "cyan", "blue", "magenta")
+SMALL = str.maketrans("0123456789", "₀₁₂₃₄₅₆₇₈₉")
 
 
 @dataclass(frozen=True)
@@ -58,7 +60,7 @@ def show(console: Console, *, minutes: float, seed: int) -> None:
             summary = _train(Path(folder) / model, data, model, minutes / 2, seed, console)
             results[model] = _measure(summary, seed)
     for model, result in results.items():
-        console.print(Panel(_checked(result.texts[:5]), title=f"{model.upper()} writes", title_align="left"))
+        console.print(Panel(_checked(result.texts[:3]), title=f"{model.upper()} writes", title_align="left"))
     _show_filling(console, results["pgm"].summary.model, seed)
     console.print(_table(results))
 
@@ -107,26 +109,31 @@ def _checked(texts: list[api.Text]) -> Line:
 
 
 def _show_filling(console: Console, model: Model, seed: int) -> None:
-    """A sentence's gaps, filled one token a step, each token in the colour of its step."""
+    """A sentence while its gaps fill, then with the step of each token as a small number behind it."""
     filled = api.fill(model, GAPS, seed=seed)
-    codec = model.codec
-    assert codec is not None
-    console.print(f"\nPGM fills gaps in any order: [bold]{GAPS.replace('[', chr(92) + '[')}[/]", highlight=False)
-    for step in range(max(filled.steps) + 1):
-        line = Line(f"  step {step + 1}  ")
-        for token, came in zip(filled.tokens, filled.steps, strict=True):
-            if token == codec.eos:
-                continue
-            text = codec.token_text(token)
-            if came < 0:
-                line.append(text)
-            elif came <= step:
-                line.append(text, style=f"bold {COLOURS[came % len(COLOURS)]}")
-            else:
-                line.append(" ___", style="dim")
-        console.print(line)
+    last = max(filled.steps)
+    console.print("\n[bold]PGM fills gaps in any order[/], here one token a step:", highlight=False)
+    for step in (-1, last // 3, 2 * last // 3, last):
+        console.print(Padding(_after(filled, step, model), (0, 0, 0, 2)))
     right = toy.check(filled)
     console.print(f"  {'a right sentence' if right else 'not a right sentence'}", style="green" if right else "red")
+
+
+def _after(filled: api.Text, step: int, model: Model) -> Line:
+    """The sentence as it stood after a step."""
+    assert model.codec is not None
+    line = Line(f"{step + 1:>2} ", style="dim")
+    for token, came in zip(filled.tokens, filled.steps, strict=True):
+        if token == model.codec.eos:
+            continue
+        text = model.codec.token_text(token)
+        if came < 0:
+            line.append(text, style="not dim")
+        elif came <= step:
+            line.append(text + str(came + 1).translate(SMALL), style=f"not dim bold {COLOURS[came % len(COLOURS)]}")
+        else:
+            line.append(" ___")
+    return line
 
 
 def _table(results: dict[str, Result]) -> Table:

@@ -131,7 +131,8 @@ def _empty_network(
         "length": length or _entry(settings, "length") or 1024,
     }
     if "decoder.group_swap.base_embedding" not in state:
-        return MaskedTransformer(MaskedConfig(**sizes, mask=mask, layers=_depth(state, "blocks.")))
+        told = length is not None or _entry(settings, "length") is not None
+        return MaskedTransformer(MaskedConfig(**sizes, mask=mask, layers=_depth(state, "blocks."), always_full=told))
     mode = _entry(_entry(settings, "swap"), "pre_query_mode") or "learn+freqs"
     if queries is None and mode not in QUERY_NAMES:
         raise ValueError(f"{path} has queries of the kind {mode!r}: expected one of {', '.join(QUERY_NAMES)}")

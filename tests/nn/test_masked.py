@@ -81,3 +81,18 @@ def test_the_network_gives_the_logits_of_the_released_architecture(tmp_path, kno
     expected = masked_logits(state, masked, sizes["heads"]).flatten(0, 1)[index]
     assert expected.std() > 0.3
     torch.testing.assert_close(network(problems)[:, :-1].double(), expected[:, :-1], atol=1e-5, rtol=0)
+
+
+def test_a_network_of_unknown_length_lays_problems_out_as_far_as_they_reach():
+    sizes = {"vocab": 11, "mask": 10, "width": 16, "heads": 2, "layers": 2, "condition": 8}
+    torch.manual_seed(0)
+    known = MaskedTransformer(MaskedConfig(length=12, **sizes)).eval()
+    for parameter in known.parameters():
+        parameter.data += 0.05 * torch.randn_like(parameter)
+    unknown = MaskedTransformer(MaskedConfig(length=64, always_full=False, **sizes)).eval()
+    unknown.load_state_dict(known.state_dict())
+    tokens, positions, targets = torch.tensor([[1, 2, 10]]), torch.tensor([[0, 4, 7]]), torch.tensor([[1, 11]])
+    problems = dense(tokens, positions, targets)
+    torch.testing.assert_close(unknown(problems), known(problems))
+    shorter = dense(tokens, positions, torch.tensor([[1, 5]]))
+    assert not torch.allclose(unknown(shorter)[:, :10], known(shorter)[:, :10])

@@ -119,10 +119,11 @@ def train(
     compile: Annotated[bool | None, typer.Option(help="By default on CUDA.")] = None,
     fsdp: Annotated[bool | None, typer.Option("--fsdp", help="Shard the weights over processes.")] = None,
     evaluate_every: int | None = None,
-    sample_every: Annotated[int | None, typer.Option(help="Default: only at the end.")] = None,
+    sample_every: Annotated[int | None, typer.Option(help="Steps between live samples; 0: none.")] = None,
     save_every: int | None = None,
     log_every: Annotated[int | None, typer.Option(help="Default: 10.")] = None,
     keep: Annotated[int | None, typer.Option(help="Training states that stay on disk. Default: 2.")] = None,
+    tracker: Annotated[str | None, typer.Option(help="tensorboard (default), wandb, ... or none.")] = None,
 ) -> None:
     """Train on your own text, with everything derived from it, or as you say.
 
@@ -163,6 +164,7 @@ def train(
         "save_every": save_every,
         "log_every": log_every,
         "keep": keep,
+        "tracker": tracker,
     }
     request = Request(
         text=text,

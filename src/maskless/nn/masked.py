@@ -25,6 +25,7 @@ class MaskedConfig:
     vocab: int  # rows of the embedding and of the head, the mask's included
     mask: int  # the id that stands for an unknown token
     length: int
+    always_full: bool = True  # every sequence has this length; else a problem is laid out as far as it reaches
     width: int = 768
     heads: int = 12
     layers: int = 12
@@ -55,12 +56,17 @@ class MaskedTransformer(nn.Module):
 
     def forward(self, problems: Problems) -> Tensor:
         """Problems -> (U, V)"""
-        S, L = len(problems), self.config.length
+        S, L = len(problems), self.config.length if self.config.always_full else reach(problems)
         condition = self.condition()
         known = problems.offsets.owner * L + problems.positions
         tokens = torch.full((S * L,), self.config.mask, device=known.device).index_copy(0, known, problems.tokens)
         x = self.embedding(tokens)  # (S*L, D)
-        offsets, rope = Offsets.regular(S, L, x.device), self.rope.repeat(S, 1, 1)
+        offsets, rope = Offsets.regular(S, L, x.device), self.rope[:L].repeat(S, 1, 1)
         for block in self.blocks:
             x = block(x, offsets, rope, condition)
         return self.head(x[problems.target_offsets.owner * L + problems.targets], condition)
+
+
+def reach(problems: Problems) -> int:
+    """How long a sequence must be to hold every known token and every target."""
+    return 1 + max((int(x.max()) for x in (problems.positions, problems.targets) if len(x)), default=-1)

@@ -18,6 +18,7 @@ from typing import TypeVar
 
 import torch
 from accelerate import Accelerator
+from accelerate.tracking import LOGGER_TYPE_TO_CLASS
 from torch import Tensor, nn
 
 from maskless.data.tokens import TokenRows, global_batch
@@ -38,6 +39,7 @@ T = TypeVar("T")
 WEIGHTS = {"bounded": "pgm", "released": "pgm-released", "exact": "pgm-exact"}
 DECAYS = ("constant", "cosine")
 INITIALS = ("open", "released")
+TRACKERS = ("none", *sorted(LOGGER_TYPE_TO_CLASS))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -64,6 +66,7 @@ class TrainConfig:
     save_every: int = 1_000
     log_every: int = 10
     keep: int = 2  # training states that stay on disk
+    tracker: str = "tensorboard"  # or any other that Accelerate knows (wandb, mlflow, ...), or none
 
     def __post_init__(self) -> None:
         for what, name, known in (
@@ -71,6 +74,7 @@ class TrainConfig:
             ("weights", self.weights, WEIGHTS),
             ("decay", self.decay, DECAYS),
             ("initial", self.initial, INITIALS),
+            ("tracker", self.tracker, TRACKERS),
         ):
             if name not in known:
                 raise ValueError(f"unknown {what} {name!r}: expected one of {', '.join(known)}")

@@ -98,7 +98,7 @@ class Run:
             _sweep(folder)
             config.write(folder)
             self.metrics = Metrics(folder / "metrics.jsonl", self.start)
-        self.accelerator.init_trackers("tensorboard")
+        self.accelerator.init_trackers("log")
         self.clock, self.waiting = Clock(spent), list[Progress]()
 
     def __iter__(self) -> Iterator[Progress]:
@@ -244,7 +244,8 @@ def _accelerator(settings: TrainConfig, folder: Path) -> Accelerator:
             fsdp_version=2, auto_wrap_policy="transformer_based_wrap", transformer_cls_names_to_wrap=blocks
         )
     project = ProjectConfiguration(project_dir=str(folder), logging_dir=str(folder))
-    return Accelerator(mixed_precision="no", log_with="tensorboard", project_config=project, fsdp_plugin=sharding)
+    tracker = None if settings.tracker == "none" else settings.tracker
+    return Accelerator(mixed_precision="no", log_with=tracker, project_config=project, fsdp_plugin=sharding)
 
 
 def check_processes(settings: TrainConfig, state: PartialState) -> None:
