@@ -359,3 +359,28 @@ def test_everything_runs_on_a_gpu(tiny, kind):
     tokens = rows_of(model)
     on_gpu = log_likelihood(model, tokens)
     torch.testing.assert_close(on_gpu, log_likelihood(model.cpu(), tokens), rtol=0.05, atol=0)
+
+
+def test_samples_do_not_depend_on_how_many_are_computed_at_once(model):
+    seen: list[tuple[int, int]] = []
+    whole = generate(model, 5, length=8, seed=3)
+    parts = generate(model, 5, length=8, seed=3, batch=2, on_step=lambda step: seen.extend(pairs(step)))
+    assert whole == parts
+    assert len(seen) == len(set(seen)) == sum(len(text.order) for text in parts)
+
+
+def pairs(step):
+    return zip(step.rows.tolist(), step.positions.tolist(), strict=True)
+
+
+def test_dropout_is_off_while_sampling_and_scoring_and_back_on_afterwards(model):
+    calm = generate(model, 2, length=8, seed=3)
+    row = torch.tensor([[1, 2, 3, 4]])
+    score = log_likelihood(model, row)
+    model.train()
+    try:
+        assert generate(model, 2, length=8, seed=3) == calm
+        assert torch.equal(log_likelihood(model, row), score)
+        assert model.training
+    finally:
+        model.eval()

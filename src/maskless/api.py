@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, overload
 
 import torch
 from torch import Tensor
@@ -101,12 +102,14 @@ def generate(
     prompt: str = "",
     length: int | None = None,
     first: int = 0,
+    batch: int = 128,
     on_step: OnStep | None = None,
     **how: Any,
 ) -> list[Text]:
     """n texts from a model, each `length` tokens long (the model's context by default), starting with the prompt.
 
     Sample i of a seed is the same whatever n is; `first` starts at another sample, so that processes can share a seed.
+    At most `batch` samples are computed at once, which bounds the memory and changes nothing else.
     The other keywords are those of `How`: steps, seed, temperature, top_k, top_p, order, counts.
     """
     settings, text = How(**how), _codec(model)
@@ -120,12 +123,26 @@ def generate(
             f"length {length} is out of range: expected {len(given) + 1} to {context}, "
             f"more than the {len(given)} tokens given and at most the model's context"
         )
-    if n < 1:
-        raise ValueError(f"n {n} is out of range: expected 1 or more")
-    tokens = torch.tensor(given + [0] * (length - len(given))).repeat(n, 1)
-    known = torch.arange(length).expand(n, length) < len(given)
-    keys = row_keys(settings.seed, torch.arange(first, first + n))
-    return _texts(text, _sample(model, tokens, known, ~known, keys, settings, on_step))
+    for name, value in (("n", n), ("batch", batch)):
+        if value < 1:
+            raise ValueError(f"{name} {value} is out of range: expected 1 or more")
+    texts: list[Text] = []
+    for begin in range(0, n, batch):
+        rows = min(batch, n - begin)
+        tokens = torch.tensor(given + [0] * (length - len(given))).repeat(rows, 1)
+        known = torch.arange(length).expand(rows, length) < len(given)
+        keys = row_keys(settings.seed, first + begin + torch.arange(rows))
+        watch = None if on_step is None else _numbered_from(begin, on_step)
+        texts += _texts(text, _sample(model, tokens, known, ~known, keys, settings, watch))
+    return texts
+
+
+@overload
+def fill(model: Model, text: str, *, on_step: OnStep | None = None, **how: Any) -> Text: ...
+@overload
+def fill(model: Model, text: Sequence[str], *, on_step: OnStep | None = None, **how: Any) -> list[Text]: ...
+@overload
+def fill(model: Model, text: Tensor, *, known: Tensor, on_step: OnStep | None = None, **how: Any) -> Sampled: ...
 
 
 def fill(
@@ -185,7 +202,7 @@ def log_likelihood(
     _check_rows(model, tokens, known)
     if samples < 1:
         raise ValueError(f"samples {samples} is out of range: expected 1 or more")
-    with autocast(model.device):
+    with _evaluating(model):
         score = -bound(model.network, tokens, known, samples=samples, seed=seed)
     return score[0] if single else score
 
@@ -231,7 +248,7 @@ def _sample(
         run = sample(model.network, *state, steps=steps, order=order, counts=counts, filter=filter)
     came = torch.full_like(tokens, -1)
     decided: list[list[int]] = [[] for _ in tokens]
-    with autocast(model.device):
+    with _evaluating(model):
         for step in run:
             came[step.rows, step.positions] = step.number
             for row, position in zip(step.rows.tolist(), step.positions.tolist(), strict=True):
@@ -239,6 +256,22 @@ def _sample(
             if on_step is not None:
                 on_step(step)
     return Sampled(tokens, came, decided)
+
+
+@contextmanager
+def _evaluating(model: Model) -> Iterator[None]:
+    """Without dropout, in the precision of the device."""
+    training = model.network.training
+    model.network.eval()
+    try:
+        with autocast(model.device):
+            yield
+    finally:
+        model.network.train(training)
+
+
+def _numbered_from(begin: int, on_step: OnStep) -> OnStep:
+    return lambda step: on_step(replace(step, rows=step.rows + begin))
 
 
 @dataclass(frozen=True)
