@@ -168,6 +168,8 @@ def _download(name: str) -> Path:
     from huggingface_hub import snapshot_download
     from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalEntryNotFoundError
 
+    if "/" not in name or Path(name).parent.is_dir():
+        raise ValueError(f"{name!r} is neither a model folder nor a hub id (owner/name)")
     try:
         return Path(snapshot_download(name, allow_patterns=FILES))
     except HFValidationError:

@@ -16,7 +16,7 @@ from torch import Tensor
 from maskless.data.tokens import global_batch
 from maskless.nn.partition import PartitionConfig, PartitionTransformer
 from maskless.objective import OBJECTIVES, Task, loss, noise
-from maskless.train.loop import Clock, Progress, TrainConfig, _ahead, _tasks, learning_rate, train
+from maskless.train.loop import Clock, Progress, TrainConfig, _ahead, _tasks, is_due, learning_rate, train
 
 CPU = torch.device("cpu")
 
@@ -248,3 +248,18 @@ def test_the_clock_goes_on_from_earlier_parts_and_stands_still_when_paused():
     assert 100 <= clock.seconds < 100.25
     time.sleep(0.3)
     assert clock.seconds >= 100.3
+
+
+def test_stations_come_every_so_many_steps_or_ten_times_over_the_run():
+    def stations(every, steps):
+        due, before = [], 0.0
+        for done in range(1, steps + 1):
+            step = Progress(done, torch.zeros(()), torch.zeros(()), 0.0, done / steps)
+            due += [done] if is_due(every, step, before) else []
+            before = step.share
+        return due
+
+    assert stations(3, 10) == [3, 6, 9]
+    assert stations(0, 10) == []
+    assert stations(None, 20) == list(range(2, 21, 2))
+    assert stations(None, 30_000)[:4] == [1_000, 2_000, 3_000, 4_000]

@@ -61,9 +61,9 @@ class TrainConfig:
     seed: int = 0
     compile: bool | None = None  # by default on CUDA
     fsdp: bool = False  # shard the weights over processes
-    evaluate_every: int = 1_000
-    sample_every: int = 0  # 0: only at the end
-    save_every: int = 1_000
+    evaluate_every: int | None = None  # steps; None: every 1,000 and at each tenth of the run; 0: only at the end
+    sample_every: int | None = 0
+    save_every: int | None = None
     log_every: int = 10
     keep: int = 2  # training states that stay on disk
     tracker: str = "tensorboard"  # or any other that Accelerate knows (wandb, mlflow, ...), or none
@@ -82,8 +82,9 @@ class TrainConfig:
             if not getattr(self, name) > 0:
                 raise ValueError(f"{name} {getattr(self, name)} is out of range: expected more than 0")
         for name in ("warmup", "seed", "evaluate_every", "sample_every", "save_every"):
-            if getattr(self, name) < 0:
-                raise ValueError(f"{name} {getattr(self, name)} is out of range: expected 0 or more")
+            value = getattr(self, name)
+            if value is not None and value < 0:
+                raise ValueError(f"{name} {value} is out of range: expected 0 or more")
         if self.minutes is not None and not self.minutes > 0:
             raise ValueError(f"minutes {self.minutes} is out of range: expected more than 0")
         if not 0 <= self.ema < 1:
@@ -104,6 +105,16 @@ class Progress:
     gradient: Tensor  # norm before clipping
     rate: float
     share: float  # of the whole run that is done, 0 to 1
+
+
+def is_due(every: int | None, step: Progress, before: float) -> bool:
+    """Whether a station of the run is reached: every so many steps, or the default (see `TrainConfig`).
+
+    before: the share of the run that was done a step earlier.
+    """
+    if every is None:
+        return step.step % 1_000 == 0 or int(10 * step.share) > int(10 * before)
+    return every > 0 and step.step % every == 0
 
 
 class Clock:

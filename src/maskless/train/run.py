@@ -27,7 +27,7 @@ from maskless.evaluate.likelihood import Likelihood, likelihood
 from maskless.files import write_aside
 from maskless.nn.blocks import open_gates
 from maskless.train import state
-from maskless.train.loop import MODELS, Clock, Progress, TrainConfig, compile_layers, train
+from maskless.train.loop import MODELS, Clock, Progress, TrainConfig, compile_layers, is_due, train
 from maskless.train.report import Metrics, plot_losses, progress_bar
 
 
@@ -98,7 +98,8 @@ class Run:
             _sweep(folder)
             config.write(folder)
             self.metrics = Metrics(folder / "metrics.jsonl", self.start)
-        self.accelerator.init_trackers("log")
+        # For TensorBoard the name is a folder of the run, for the others a project.
+        self.accelerator.init_trackers("tensorboard" if self.settings.tracker == "tensorboard" else "maskless")
         self.clock, self.waiting = Clock(spent), list[Progress]()
 
     def __iter__(self) -> Iterator[Progress]:
@@ -187,7 +188,7 @@ def run(folder: Path, config: RunConfig, console: Console, *, name: str = "train
         f"[bold]{name}[/]: {settings.model}, {this.parameters / 1e6:.1f} M parameters, batch {settings.batch} x "
         f"{this.data.length}, {this.accelerator.num_processes} process(es), {this.accelerator.device.type}{resumed}",
     )
-    tokens, done, first = settings.batch * this.data.length, this.start, None
+    tokens, done, first, share = settings.batch * this.data.length, this.start, None, 0.0
     with progress_bar(console, enabled=this.main) as bar:
         task = bar.add_task(name, total=1.0, text="starting")
         for step in this:
@@ -197,13 +198,14 @@ def run(folder: Path, config: RunConfig, console: Console, *, name: str = "train
                 speed = tokens * (done - first[0]) / max(1e-9, this.clock.seconds - first[1])
                 bar.update(task, completed=step.share, text=f"loss {loss:6.3f}  {speed:>9,.0f} tokens/s")
             last = step.share >= 1
-            if settings.evaluate_every and done % settings.evaluate_every == 0 and not last:
+            if is_due(settings.evaluate_every, step, share) and not last:
                 measured = this.evaluate(done, 256)
                 _say(this, console, f"  step {done:,}: validation perplexity {_pm(measured)}")
-            if settings.sample_every and done % settings.sample_every == 0 and not last:
+            if is_due(settings.sample_every, step, share) and not last:
                 _say(this, console, f"  step {done:,}: {escape(repr(str(this.samples(1)[0])[:300]))}")
-            if (settings.save_every and done % settings.save_every == 0) or last:
+            if is_due(settings.save_every, step, share) or last:
                 this.save(done)
+            share = step.share
         seconds = this.clock.seconds
         speed = tokens * (done - first[0]) / (seconds - first[1]) if first and seconds > first[1] else 0.0
         bar.update(task, completed=1.0, text="evaluating")

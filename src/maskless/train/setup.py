@@ -81,9 +81,7 @@ def _settings(request: Request, sizes: Plan) -> TrainConfig:
         "learning_rate": sizes.learning_rate,
         "warmup": 100 if request.train.get("minutes") else min(2_500, max(10, steps // 20)),
         "decay": "cosine",
-        "evaluate_every": max(100, min(1_000, steps // 5)),
-        "sample_every": max(100, min(1_000, steps // 5)),
-        "save_every": max(100, min(1_000, steps // 5)),
+        "sample_every": None,
     }
     return TrainConfig(**derived | request.train)
 
