@@ -50,7 +50,7 @@ def plan(characters: int, device: torch.device, minutes: float | None = None) ->
         layers=layers,
         batch=batch,
         steps=steps,
-        learning_rate=5e-4 if large else 2e-3,
+        learning_rate=1e-3 if large else 2e-3,
     )
 
 
