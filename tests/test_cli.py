@@ -97,8 +97,10 @@ def test_training_on_a_text_leaves_a_whole_run(trained, model):
     assert trained.code == 0
     for name in ("run.json", "metrics.jsonl", "loss.png", "model/config.json", "model/model.safetensors"):
         assert (model / name).is_file(), name
-    assert 1 <= len(list((model / "states").glob("step-*.pt"))) <= 2  # the newest are kept
     lines = read_metrics(model / "metrics.jsonl")
+    states = sorted(path.name for path in (model / "states").iterdir())
+    assert states[-1] == f"step-{lines[-1]['step']:08d}.pt"  # the end is saved, and before it at most one more is kept
+    assert len(states) <= 2
     assert [line["step"] for line in lines if "loss" in line] == list(range(1, lines[-1]["step"] + 1))
     assert "perplexity" in lines[-1]
     with Image.open(model / "loss.png") as image:

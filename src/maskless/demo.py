@@ -47,8 +47,8 @@ def show(console: Console, *, minutes: float, seed: int) -> None:
     """Train both models for half the minutes each, then show what they write, how gaps fill, and a table."""
     console.rule("[bold]maskless[/]: generation in any order, without a mask token")
     console.print(
-        "A toy language whose sentences a program can check. Two models of one size learn it for "
-        f"{60 * minutes / 2:.0f} seconds each:\n"
+        "A toy language whose sentences a program can check, simple enough for a PGM to learn in a minute. Two models "
+        f"of one size get {60 * minutes / 2:.0f} seconds each:\n"
         "  [bold]PGM[/]  splits a sentence in two groups that predict each other; it computes known tokens only\n"
         "  [bold]MDLM[/] hides tokens behind masks; it computes all positions, always\n"
     )
