@@ -353,3 +353,17 @@ def test_a_disk_may_fill_up_at_any_file(room, what, start, text, disk):
     until((out / "model" / "config.json").exists, again)
     again.end()
     Model.from_pretrained(out / "model")
+
+
+def test_a_resumed_run_has_the_stations_of_one_never_stopped(configure, tmp_path):
+    whole, halves = tmp_path / "whole", tmp_path / "halves"
+    config = configure(steps=20, evaluate_every=None, save_every=0)
+    run(whole, config, Console(quiet=True))
+    run(halves, dataclasses.replace(config, train=dataclasses.replace(config.train, steps=8)), Console(quiet=True))
+    run(halves, config, Console(quiet=True))
+    stations = {
+        folder: [line["step"] for line in read_metrics(folder / "metrics.jsonl") if "validation" in line]
+        for folder in (whole, halves)
+    }
+    assert stations[whole] == list(range(2, 21, 2))
+    assert [step for step in stations[halves] if step > 8] == [10, 12, 14, 16, 18, 20]

@@ -154,7 +154,7 @@ def train(
     world, rank = accelerator.num_processes, accelerator.process_index
     tasks = (_tasks(rows, config, step, world, rank, pad, device) for step in range(start, config.steps))
     network.train()
-    share = _share(config, start, clock, accelerator)
+    share = share_done(config, start, clock, accelerator)
     if share >= 1:
         return
     for step, (pieces, count) in enumerate(_ahead(tasks), start):
@@ -176,7 +176,7 @@ def train(
         optimizer.step()
         optimizer.zero_grad(set_to_none=True)
         done = step + 1
-        share = _share(config, done, clock, accelerator)
+        share = share_done(config, done, clock, accelerator)
         yield Progress(done, total, norm, rate, share)
         if share >= 1:
             return
@@ -201,7 +201,7 @@ def _compiles(config: TrainConfig, device: torch.device) -> bool:
     return device.type == "cuda" if config.compile is None else config.compile
 
 
-def _share(config: TrainConfig, step: int, clock: Clock, accelerator: Accelerator) -> float:
+def share_done(config: TrainConfig, step: int, clock: Clock, accelerator: Accelerator) -> float:
     """How much of the run is done; all processes get the same, so that they agree on the rate and on when to stop."""
     if config.minutes is None:
         return step / config.steps

@@ -27,7 +27,7 @@ from maskless.evaluate.likelihood import Likelihood, likelihood
 from maskless.files import write_aside
 from maskless.nn.blocks import open_gates
 from maskless.train import state
-from maskless.train.loop import MODELS, Clock, Progress, TrainConfig, compile_layers, is_due, train
+from maskless.train.loop import MODELS, Clock, Progress, TrainConfig, compile_layers, is_due, share_done, train
 from maskless.train.report import Metrics, plot_losses, progress_bar
 
 
@@ -188,7 +188,8 @@ def run(folder: Path, config: RunConfig, console: Console, *, name: str = "train
         f"[bold]{name}[/]: {settings.model}, {this.parameters / 1e6:.1f} M parameters, batch {settings.batch} x "
         f"{this.data.length}, {this.accelerator.num_processes} process(es), {this.accelerator.device.type}{resumed}",
     )
-    tokens, done, first, share = settings.batch * this.data.length, this.start, None, 0.0
+    tokens, done, first = settings.batch * this.data.length, this.start, None
+    share = share_done(settings, this.start, this.clock, this.accelerator)
     with progress_bar(console, enabled=this.main) as bar:
         task = bar.add_task(name, total=1.0, text="starting")
         for step in this:
