@@ -20,14 +20,16 @@ FLOORS: dict[int, set[str]] = {
     0: {"schedule", "problems", "order", "logits", "version"},
     1: {"nn"},
     2: {"objective", "sampling"},
+    3: {"engine"},
     4: {"files"},
     5: {"codec"},
     6: {"checkpoint", "ema", "data", "official"},
     7: {"api"},
     8: {"evaluate"},
     9: {"train"},
-    10: {"recipes"},
-    11: {"cli", "demo", "__main__"},
+    10: {"bench"},
+    11: {"recipes"},
+    12: {"cli", "demo", "__main__"},
 }
 FLOOR = {room: floor for floor, rooms in FLOORS.items() for room in rooms}
 DOORS = {("cli", "demo"), ("__main__", "cli")}  # who may know whom on the top floor
@@ -90,6 +92,7 @@ def importable(requirements: list[str]) -> set[str]:
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
 CORE = importable(PROJECT["dependencies"])
 EXTRAS = importable([line for lines in PROJECT["optional-dependencies"].values() for line in lines])
+BUNDLED = {"triton"}  # comes with torch's builds for CUDA; for modules named cuda.py alone
 
 
 def test_every_module_is_on_the_plan_and_every_room_is_built():
@@ -118,12 +121,18 @@ def test_the_ground_floor_needs_torch_and_the_standard_library_only(room):
 
 @each_module
 def test_modules_load_with_the_core_dependencies_alone(path):
-    assert third_party(imports(path, inside_functions=False)) - CORE == set()
+    needed = third_party(imports(path, inside_functions=False)) - CORE
+    assert needed - (BUNDLED if path.name == "cuda.py" else set()) == set()
+
+
+@each_module
+def test_kernels_are_loaded_only_where_they_run(path):
+    assert [name for name in imports(path, inside_functions=False) if re.match(r"maskless\..*\bcuda\b", name)] == []
 
 
 @each_module
 def test_everything_imported_is_declared(path):
-    assert third_party(imports(path)) - CORE - EXTRAS == set()
+    assert third_party(imports(path)) - CORE - EXTRAS - BUNDLED == set()
 
 
 @each_module

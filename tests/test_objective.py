@@ -9,7 +9,7 @@ from torch import Tensor
 
 from maskless.checkpoint import Model
 from maskless.objective import OBJECTIVES, bound, loss, noise, paper_bound
-from maskless.problems import Problems
+from maskless.problems import Problems, dense
 from maskless.schedule import EDGE
 
 L, V = 4, 3
@@ -318,13 +318,13 @@ def test_the_papers_estimator_has_the_same_mean_and_more_noise(table):
 
 
 def causal_log_probability(network, tokens: Tensor) -> Tensor:
-    """Of whole rows, token by token through the cache.  (B, n) -> (B,)"""
-    cache, fresh, total = network.cache(len(tokens)), tokens[:, :0], torch.zeros(len(tokens))
-    with torch.no_grad():
-        for position in range(tokens.shape[1]):
-            each = network.extend(fresh, cache).log_softmax(-1)
-            fresh = tokens[:, position : position + 1]
-            total += each.gather(1, fresh)[:, 0]
+    """Of whole rows, token by token, each from a problem of its own.  (B, n) -> (B,)"""
+    total = torch.zeros(len(tokens))
+    for position in range(tokens.shape[1]):
+        before, here = tokens[:, :position], torch.full((len(tokens), 1), position)
+        with torch.no_grad():
+            each = network(dense(before, torch.arange(position).expand_as(before), here)).log_softmax(-1)
+        total += each.gather(1, tokens[:, position : position + 1])[:, 0]
     return total.double()
 
 

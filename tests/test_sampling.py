@@ -11,7 +11,7 @@ from maskless import logits as lg
 from maskless.logits import row_keys
 from maskless.order import COUNTS, ORDERS
 from maskless.problems import Problems, dense
-from maskless.sampling import DRAW, Step, Truncation, sample, sample_causal
+from maskless.sampling import DRAW, Step, Truncation, plan, plan_causal, sample
 
 KINDS = ["position", "mean", "logsumexp", "ordered", "masked"]
 WAYS = [(order, counts) for order in ORDERS for counts in COUNTS]
@@ -36,8 +36,8 @@ def run(
     tokens = tokens.clone()
     keys = row_keys(seed, torch.arange(len(tokens))) if keys is None else keys
     wanted = ~known if wanted is None else wanted
-    plan = {"steps": steps, "order": ORDERS[order], "counts": COUNTS[counts], "filter": filter or Truncation()}
-    return tokens, list(sample(network, tokens, known, wanted, keys, **plan))
+    planned = plan(known, wanted, keys, steps=steps, order=ORDERS[order], counts=COUNTS[counts])
+    return tokens, list(sample(network, tokens, planned, keys, filter=filter or Truncation()))
 
 
 def certain(answers: Tensor, vocab: int) -> Tensor:
@@ -212,7 +212,7 @@ def test_a_number_of_steps_out_of_range_is_refused_with_the_range(tiny, steps):
 
 
 def test_the_order_and_the_counts_use_random_numbers_of_their_own():
-    tokens, known = torch.zeros(B, L, dtype=torch.long), torch.zeros(B, L, dtype=torch.bool)
+    known = torch.zeros(B, L, dtype=torch.bool)
     keys, seen = row_keys(0, torch.arange(B)), []
 
     def order(stage: Tensor, u: Tensor) -> Tensor:
@@ -223,9 +223,7 @@ def test_the_order_and_the_counts_use_random_numbers_of_their_own():
         seen.append(u)
         return COUNTS["mdlm"](unknown, steps, u)
 
-    list(
-        sample(says_its_position, tokens, known, ~known, keys, steps=3, order=order, counts=counts, filter=Truncation())
-    )
+    plan(known, ~known, keys, steps=3, order=order, counts=counts)
     draws = lg.uniforms(keys[:, None], torch.arange(L), DRAW)
     assert len(torch.cat([*seen, draws]).unique()) == 3 * B * L
 
@@ -354,7 +352,7 @@ def test_samples_have_the_law_of_the_model(tiny, p_value, kind, steps, counts):
         assert p_value(observed, rows * law_of_samples(network, vocab, n, 1, counts)) < 1e-6
 
 
-def without_cache(network, tokens: Tensor, known: Tensor, keys: Tensor) -> Tensor:
+def left_to_right(network, tokens: Tensor, known: Tensor, keys: Tensor) -> Tensor:
     tokens = tokens.clone()
     for position in range(tokens.shape[1]):
         context = torch.arange(position).expand(len(tokens), position)
@@ -366,13 +364,13 @@ def without_cache(network, tokens: Tensor, known: Tensor, keys: Tensor) -> Tenso
 
 
 @pytest.mark.parametrize("prompts", [[0, 0, 0], [2, 2, 2], [0, 3, 5]])
-def test_causal_sampling_with_a_cache_equals_sampling_without(tiny, prompts):
+def test_causal_sampling_goes_from_left_to_right_whatever_the_prompts(tiny, prompts):
     network, keys = tiny("causal", scale=0.2, length=L), row_keys(1, torch.arange(3))
     tokens = torch.randint(V, (3, L), generator=torch.Generator().manual_seed(0))
     known = torch.arange(L) < torch.tensor(prompts)[:, None]
     done = torch.where(known, tokens, 0)
-    steps = list(sample_causal(network, done, known, ~known, keys, filter=Truncation()))
-    assert torch.equal(done, without_cache(network, tokens, known, keys))
+    steps = list(sample(network, done, plan_causal(known, ~known), keys, filter=Truncation()))
+    assert torch.equal(done, left_to_right(network, tokens, known, keys))
     seen = torch.zeros_like(tokens)
     for step in steps:
         seen[step.rows, step.positions] += 1
@@ -381,7 +379,7 @@ def test_causal_sampling_with_a_cache_equals_sampling_without(tiny, prompts):
     for row in range(3):
         alone = torch.where(known, tokens, 0)[row : row + 1]
         one = known[row : row + 1]
-        list(sample_causal(network, alone, one, ~one, keys[row : row + 1], filter=Truncation()))
+        list(sample(network, alone, plan_causal(one, ~one), keys[row : row + 1], filter=Truncation()))
         assert torch.equal(alone[0], done[row])
 
 
@@ -390,12 +388,12 @@ def test_causal_rows_may_end_early(tiny):
     known = torch.zeros(2, L, dtype=torch.bool)
     wanted = torch.arange(L) < torch.tensor([[3], [L]])
     done, whole = torch.zeros(2, L, dtype=torch.long), torch.zeros(2, L, dtype=torch.long)
-    list(sample_causal(network, done, known, wanted, keys, filter=Truncation()))
-    list(sample_causal(network, whole, known, ~known, keys, filter=Truncation()))
+    list(sample(network, done, plan_causal(known, wanted), keys, filter=Truncation()))
+    list(sample(network, whole, plan_causal(known, ~known), keys, filter=Truncation()))
     assert torch.equal(done, torch.where(wanted, whole, 0))
 
 
-def test_a_causal_network_refuses_a_gap_with_text_behind_it(tiny):
-    tokens, known = torch.zeros(1, L, dtype=torch.long), torch.tensor([[True, False, True, False, False, False]])
+def test_a_causal_network_refuses_a_gap_with_text_behind_it():
+    known = torch.tensor([[True, False, True, False, False, False]])
     with pytest.raises(ValueError, match="cannot fill a gap that has text after it"):
-        next(sample_causal(tiny("causal"), tokens, known, ~known, row_keys(0, torch.arange(1)), filter=Truncation()))
+        plan_causal(known, ~known)

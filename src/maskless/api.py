@@ -7,19 +7,22 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, overload
+from weakref import WeakKeyDictionary
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from maskless import official
 from maskless.checkpoint import Model, check_ids
 from maskless.codec.text import TextCodec, codec, parse_gaps, starts_with_space
+from maskless.engine import Engine, serves
 from maskless.logits import row_keys
 from maskless.nn import autocast
 from maskless.nn.causal import CausalTransformer
 from maskless.objective import bound
 from maskless.order import COUNTS, ORDERS
-from maskless.sampling import Filter, Step, Truncation, sample, sample_causal
+from maskless.sampling import Filter, Step, Truncation, plan_causal, sample
+from maskless.sampling import plan as make_plan
 
 OnStep = Callable[[Step], None]
 
@@ -85,12 +88,15 @@ class How:
     top_p: float | None = None
     order: str = "random"
     counts: str = "uniform"
+    refresh: int = 1  # full context: encode all that is known in every r-th step only (faster, no longer exact)
 
     def __post_init__(self) -> None:
         Truncation(temperature=self.temperature, top_k=self.top_k, top_p=self.top_p)
         for what, name, table in (("order", self.order, ORDERS), ("counts", self.counts, COUNTS)):
             if name not in table:
                 raise ValueError(f"unknown {what} {name!r}: expected one of {', '.join(table)}")
+        if self.refresh < 1:
+            raise ValueError(f"refresh {self.refresh} is out of range: expected 1 or more")
         if not 0 <= self.seed < 1 << 63:
             raise ValueError(f"seed {self.seed} is out of range: expected 0 to {(1 << 63) - 1}")
 
@@ -110,7 +116,7 @@ def generate(
 
     Sample i of a seed is the same whatever n is; `first` starts at another sample, so that processes can share a seed.
     At most `batch` samples are computed at once, which bounds the memory and changes nothing else.
-    The other keywords are those of `How`: steps, seed, temperature, top_k, top_p, order, counts.
+    The other keywords are those of `How`: steps, seed, temperature, top_k, top_p, order, counts, refresh.
     """
     settings, text = How(**how), _codec(model)
     context = model.config.length
@@ -238,24 +244,33 @@ def _sample(
     filter: Filter = truncation if before is None else _Both(before, truncation)
     unknown = int(wanted.sum(1).max())
     steps = min(32, unknown) if how.steps is None else how.steps
-    state = tokens, known, wanted, keys
     if isinstance(model.network, CausalTransformer):
         if how.steps not in (None, unknown):
             raise ValueError(f"a causal model takes one step per token ({unknown} here) from left to right")
-        run = sample_causal(model.network, *state, filter=filter)
+        plan = plan_causal(known, wanted)
     else:
         order, counts = ORDERS[how.order], COUNTS[how.counts]
-        run = sample(model.network, *state, steps=steps, order=order, counts=counts, filter=filter)
-    came = torch.full_like(tokens, -1)
-    decided: list[list[int]] = [[] for _ in tokens]
-    with _evaluating(model):
-        for step in run:
-            came[step.rows, step.positions] = step.number
-            for row, position in zip(step.rows.tolist(), step.positions.tolist(), strict=True):
-                decided[row].append(position)
-            if on_step is not None:
-                on_step(step)
-    return Sampled(tokens, came, decided)
+        plan = make_plan(known, wanted, keys, steps=steps, order=order, counts=counts)
+    if serves(model.network):
+        _engine(model.network).sample(tokens, plan, keys, filter=filter, refresh=how.refresh, on_step=on_step)
+    else:
+        with _evaluating(model):
+            for step in sample(model.network, tokens, plan, keys, filter=filter):
+                if on_step is not None:
+                    on_step(step)
+    return Sampled(tokens, plan.came(), plan.decided())
+
+
+_engines: WeakKeyDictionary[nn.Module, tuple[object, Engine]] = WeakKeyDictionary()
+
+
+def _engine(network: nn.Module) -> Engine:
+    """The network's engine, made when it is first needed and again when the weights have changed."""
+    weights = [(p.data_ptr(), p._version) for p in network.parameters()]
+    made = _engines.get(network)
+    if made is None or made[0] != weights:
+        made = _engines[network] = weights, Engine(network)
+    return made[1]
 
 
 @contextmanager

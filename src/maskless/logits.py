@@ -16,7 +16,9 @@ COLDEST = 1e-6  # a temperature below this is 0: the quotient would overflow
 
 def temper(logits: Tensor, temperature: float) -> Tensor:
     """Logits at a temperature; 0 leaves only the most likely token.  (U, V) -> (U, V)"""
-    return top_k(logits, 1) if temperature < COLDEST else logits / temperature
+    if temperature < COLDEST:
+        return top_k(logits, 1)
+    return logits if temperature == 1 else logits / temperature
 
 
 def top_k(logits: Tensor, k: int) -> Tensor:

@@ -49,7 +49,7 @@ MDLM = {"width": 768, "layers": 12}
 
 
 def _pgm(encoder: int, decoder: int, width: int = 768, **more: Any) -> dict[str, Any]:
-    return {"width": width, "layers": encoder + decoder, "encoder": encoder, "swap": "released", **more}
+    return {"width": width, "layers": encoder + decoder, "encoder": encoder, **more}
 
 
 # name, model, network, perplexity after 200k steps and after 1M (None: the paper has no such row).  PGM, Tab. 1 and 5
@@ -101,10 +101,10 @@ def _paper() -> list[Recipe]:
 _REVIEWS_ROWS: list[tuple[str, str, dict[str, Any], dict[str, Any], float]] = [
     ("mdlm", "mdlm", {}, {}, 124.4),
     ("mdlm-complementary", "mdlm-complementary", {}, {}, 91.4),
-    ("pgm", "pgm", {"swap": "released"}, {}, 84.7),
-    ("pgm-unbounded", "pgm", {"swap": "released"}, {"weights": "released"}, 86.9),
-    ("pgm-exact", "pgm", {"swap": "released"}, {"weights": "exact"}, 83.7),
-    ("pgm-ordered", "pgm", {"swap": "released", "context": "ordered"}, {}, 88.2),
+    ("pgm", "pgm", {}, {}, 84.7),
+    ("pgm-unbounded", "pgm", {}, {"weights": "released"}, 86.9),
+    ("pgm-exact", "pgm", {}, {"weights": "exact"}, 83.7),
+    ("pgm-ordered", "pgm", {"context": "ordered"}, {}, 88.2),
 ]
 
 

@@ -17,7 +17,6 @@ from torch import Tensor
 
 from maskless import logits as lg
 from maskless.nn import Network, device_of
-from maskless.nn.causal import CausalTransformer
 from maskless.order import Counts, Order
 from maskless.problems import split
 
@@ -58,69 +57,80 @@ class Truncation:
         return logits if self.top_p is None or self.top_p == 1 else lg.top_p(logits, self.top_p)
 
 
-def sample(
-    network: Network,
-    tokens: Tensor,
-    known: Tensor,
-    wanted: Tensor,
-    keys: Tensor,
-    *,
-    steps: int,
-    order: Order,
-    counts: Counts,
-    filter: Filter,
-) -> Iterator[Step]:
-    """Decide the wanted positions of each row in K steps, in place, yielding each step.
+@dataclass(frozen=True)
+class Plan:
+    """What is decided when, fixed before the first network call.
 
-    tokens (B, L) with the given ones where `known`; keys (B,) from `row_keys`. A row with fewer than K unknown
-    positions takes one step for each, so it comes out as it would alone. A step that decides nothing (counts may be 0)
-    yields nothing and costs nothing.  PGM, Alg. 2 and 3
+    Row b knows the positions order[b, :ends[b, 0]] at first, and step i decides order[b, ends[b, i] : ends[b, i + 1]].
+    """
+
+    order: Tensor  # (B, L) a permutation of the positions of each row
+    ends: Tensor  # (B, K+1)
+
+    @property
+    def steps(self) -> int:
+        return self.ends.shape[1] - 1
+
+    def came(self) -> Tensor:
+        """The step that decides each position, -1 where none does.  -> (B, L)"""
+        place = torch.arange(self.order.shape[1]).expand_as(self.order).contiguous()
+        step = torch.searchsorted(self.ends, place, right=True) - 1
+        return torch.full_like(step, -1).scatter(1, self.order, step.masked_fill(step == self.steps, -1))
+
+    def decided(self) -> list[list[int]]:
+        """Of each row: the decided positions, in the order in which they come."""
+        first, last = self.ends[:, 0].tolist(), self.ends[:, -1].tolist()
+        return [row[a:b] for row, a, b in zip(self.order.tolist(), first, last, strict=True)]
+
+
+def plan(known: Tensor, wanted: Tensor, keys: Tensor, *, steps: int, order: Order, counts: Counts) -> Plan:
+    """Decide the wanted positions of each row in K steps.  (B, L), (B, L), (B,) -> Plan
+
+    keys from `row_keys`. A row with fewer than K unknown positions takes one step for each, so it comes out as it would
+    alone.  PGM, Alg. 2 and 3
     """
     m = wanted.sum(1)
     check_steps(steps, int(m.max()))
-    each = m.clamp(1, steps)
-    columns = torch.arange(tokens.shape[1])
+    columns = torch.arange(known.shape[1])
     stage = torch.where(known, 0, torch.where(wanted, 1, 2))
-    sequence = order(stage, lg.uniforms(keys[:, None], columns, ORDER))  # (B, L)
-    ends = known.sum(1, keepdim=True) + counts(m, each, lg.uniforms(keys[:, None], columns, COUNT)).cumsum(1)
-    starts = torch.cat([known.sum(1, keepdim=True), ends[:, :-1]], 1)  # (B, K)
+    each = counts(m, m.clamp(1, steps), lg.uniforms(keys[:, None], columns, COUNT))  # (B, K)
+    ends = torch.cat([known.sum(1, keepdim=True), each], 1).cumsum(1)
+    return Plan(order(stage, lg.uniforms(keys[:, None], columns, ORDER)), ends)
+
+
+def plan_causal(known: Tensor, wanted: Tensor) -> Plan:
+    """Decide the wanted positions from left to right, one in each step.  (B, L), (B, L) -> Plan
+
+    Known positions must be a prefix of each row; where prefixes differ in length, the longer ones wait.
+    """
+    m, L = known.sum(1, keepdim=True), known.shape[1]
+    if not (known == (torch.arange(L) < m)).all():
+        raise ValueError("a causal model continues a prompt: it cannot fill a gap that has text after it")
+    last = (known | wanted).sum(1, keepdim=True)
+    check_steps(1, int((last - m).max()))
+    ends = torch.arange(int(m.min()), int(last.max()) + 1).maximum(m).minimum(last)
+    return Plan(torch.arange(L).repeat(len(known), 1), ends)
+
+
+def sample(network: Network, tokens: Tensor, plan: Plan, keys: Tensor, *, filter: Filter) -> Iterator[Step]:
+    """Decide tokens (B, L) as planned, in place, yielding each step.
+
+    This is the method in its plainest form, for any network that answers problems; engine.py does the same faster. A
+    step that decides nothing (counts may be 0) yields nothing and costs nothing.
+    """
     device = device_of(network)
-    for number in range(ends.shape[1]):
-        busy = (ends[:, number] > starts[:, number]).nonzero()[:, 0]
+    for number in range(plan.steps):
+        starts, ends = plan.ends[:, number], plan.ends[:, number + 1]
+        busy = (ends > starts).nonzero()[:, 0]
         if not len(busy):
             continue
-        problems, _ = split(tokens[busy], sequence[busy], starts[busy, number], ends[busy, number])
+        problems, _ = split(tokens[busy], plan.order[busy], starts[busy], ends[busy])
         rows, positions = busy[problems.target_offsets.owner], problems.targets
         with torch.no_grad():
             logits = network(problems.to(device))
         drawn = _draw(logits, filter, rows, positions, keys)
         tokens[rows, positions] = drawn
         yield Step(number, rows, positions, drawn)
-
-
-def sample_causal(
-    network: CausalTransformer, tokens: Tensor, known: Tensor, wanted: Tensor, keys: Tensor, *, filter: Filter
-) -> Iterator[Step]:
-    """Decide the wanted positions from left to right with the cache, in place, yielding each step.
-
-    Known positions must be a prefix of each row; where prefixes differ in length, the longer ones are read along.
-    """
-    m = known.sum(1)
-    if not (known == (torch.arange(known.shape[1]) < m[:, None])).all():
-        raise ValueError("a causal model continues a prompt: it cannot fill a gap that has text after it")
-    device, cache = device_of(network), network.cache(len(tokens))
-    begin, end = int(m.min()), int((known | wanted).sum(1).max())
-    fresh = tokens[:, :begin]
-    for number, position in enumerate(range(begin, end)):
-        with torch.no_grad():
-            logits = network.extend(fresh.to(device), cache)
-        rows = wanted[:, position].nonzero()[:, 0]
-        positions = torch.full_like(rows, position)
-        drawn = _draw(logits[rows.to(device)], filter, rows, positions, keys)
-        tokens[rows, position] = drawn
-        fresh = tokens[:, position : position + 1]
-        if len(rows):
-            yield Step(number, rows, positions, drawn)
 
 
 def check_steps(steps: int, unknown: int) -> None:

@@ -13,6 +13,7 @@ import typer
 from typer.core import TyperGroup
 
 from maskless.cli import show
+from maskless.cli.bench import bench
 
 if TYPE_CHECKING:
     from maskless.checkpoint import Model
@@ -47,6 +48,7 @@ TOP_K = Annotated[int | None, typer.Option(help="Draw among the k most likely to
 TOP_P = Annotated[float | None, typer.Option(help="Draw from the nucleus of this probability.")]
 ORDER = Annotated[str, typer.Option(help="random or raster.")]
 COUNTS = Annotated[str, typer.Option(help="Tokens per step: uniform, or mdlm (as MDLM's posterior draws them).")]
+REFRESH = Annotated[int, typer.Option(help="Full context: encode it anew in every r-th step only; faster, not exact.")]
 JSON = Annotated[bool, typer.Option("--json", help="Machine-readable output on stdout.")]
 
 
@@ -98,7 +100,7 @@ def train(
     resume: Annotated[bool, typer.Option("--resume", help="Go on with the run in --out.")] = False,
     context: Annotated[str | None, typer.Option(help="pgm: full (default), or ordered (can be cached).")] = None,
     queries: Annotated[str | None, typer.Option(help="pgm: position (default), mean or logsumexp.")] = None,
-    swap: Annotated[str | None, typer.Option(help="pgm: residual (default) or released.")] = None,
+    swap: Annotated[str | None, typer.Option(help="pgm: released (default) or residual.")] = None,
     weights: Annotated[str | None, typer.Option(help="Loss weights: bounded (default), released or exact.")] = None,
     width: int | None = None,
     layers: Annotated[int | None, typer.Option(help="In all; pgm has half of them in its encoder.")] = None,
@@ -192,6 +194,7 @@ def generate(
     top_p: TOP_P = None,
     order: ORDER = "random",
     counts: COUNTS = "uniform",
+    refresh: REFRESH = 1,
     tokenizer: TOKENIZER = None,
     as_json: JSON = False,
 ) -> None:
@@ -203,7 +206,7 @@ def generate(
 
     loaded = api.load(model, tokenizer=tokenizer)
     how: dict[str, Any] = {"steps": steps, "seed": seed, "temperature": temperature, "top_k": top_k, "top_p": top_p}
-    how |= {"order": order, "counts": counts}
+    how |= {"order": order, "counts": counts, "refresh": refresh}
     with show.watching("generating") as on_step:
         texts = api.generate(loaded, n, prompt=prompt, length=length, on_step=on_step, **how)
     for number, one in enumerate(texts):
@@ -226,6 +229,7 @@ def fill(
     top_p: TOP_P = None,
     order: ORDER = "random",
     counts: COUNTS = "uniform",
+    refresh: REFRESH = 1,
     tokenizer: TOKENIZER = None,
     as_json: JSON = False,
 ) -> None:
@@ -237,7 +241,7 @@ def fill(
 
     loaded = api.load(model, tokenizer=tokenizer)
     how: dict[str, Any] = {"steps": steps, "seed": seed, "temperature": temperature, "top_k": top_k, "top_p": top_p}
-    how |= {"order": order, "counts": counts}
+    how |= {"order": order, "counts": counts, "refresh": refresh}
     with show.watching("filling") as on_step:
         filled = api.fill(loaded, text, on_step=on_step, **how)
     if as_json:
@@ -309,6 +313,9 @@ def demo(
     from maskless import demo as demonstration
 
     demonstration.show(show.out, minutes=minutes, seed=seed)
+
+
+app.add_typer(bench, name="bench", cls=Commands)
 
 
 def _same_vocabulary(name: str, model: Model, data: Prepared) -> None:

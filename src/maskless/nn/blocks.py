@@ -19,11 +19,7 @@ from maskless.nn.attention import attention, rotate
 from maskless.problems import Offsets
 
 Weights = tuple[Tensor, Tensor | None]
-Attend = Callable[[Tensor, Tensor, Tensor, Offsets, bool], Tensor]
-
-
-def attend_within(q: Tensor, k: Tensor, v: Tensor, offsets: Offsets, causal: bool) -> Tensor:
-    return attention(q, k, v, offsets, offsets, causal=causal)
+Read = Callable[["Head", Tensor, Tensor], Tensor]
 
 
 class Norm(nn.Module):
@@ -35,8 +31,8 @@ class Norm(nn.Module):
 
 
 def normalise(x: Tensor) -> Tensor:
-    """Mean 0 and variance 1 along the width, in float32.  (T, D) -> (T, D)"""
-    return F.layer_norm(x.float(), x.shape[-1:])
+    """Mean 0 and variance 1 along the width, computed in float32.  (T, D) -> (T, D)"""
+    return F.layer_norm(x.float(), x.shape[-1:]).to(x.dtype)
 
 
 def fold_in(linear: nn.Linear, norm: Norm, shift: Tensor | None = None, scale: Tensor | None = None) -> Weights:
@@ -123,14 +119,11 @@ class SelfBlock(nn.Module):
         self.mlp = MLP(width)
         self.modulation = Modulation(condition, width, 6)
 
-    def forward(
-        self, x: Tensor, offsets: Offsets, rope: Tensor, condition: Tensor, attend: Attend = attend_within
-    ) -> Tensor:
-        """attend: (q, k, v, offsets, causal) -> (T, h, d); a cache puts its own in place."""
+    def forward(self, x: Tensor, offsets: Offsets, rope: Tensor, condition: Tensor) -> Tensor:
         shift1, scale1, gate1, *modulation2 = self.modulation(condition)
         qkv = F.linear(normalise(x), *fold_in(self.qkv, self.norm1, shift1, scale1))
         q, k, v = qkv.unflatten(1, (3, self.heads, -1)).unbind(1)
-        a = attend(rotate(q, rope), rotate(k, rope), v, offsets, self.causal)
+        a = attention(rotate(q, rope), rotate(k, rope), v, offsets, offsets, causal=self.causal)
         x = x + F.dropout(F.linear(a.flatten(1), *fold_out(self.out, gate1)), self.dropout, self.training)
         return x + F.dropout(self.mlp(x, self.norm2, *modulation2), self.dropout, self.training)
 
@@ -176,12 +169,20 @@ class Head(nn.Module):
         nn.init.zeros_(self.linear.bias)
         self.modulation = Modulation(condition, width, 2)
 
+    def folded(self, condition: Tensor) -> Weights:
+        """Weight and bias of the one linear of the normalised x that the head is.  (1, C) -> (V, D), (V,)"""
+        return fold_in(self.linear, self.norm, *self.modulation(condition))
+
     def forward(self, x: Tensor, condition: Tensor) -> Tensor:
-        logits = F.linear(normalise(x), *fold_in(self.linear, self.norm, *self.modulation(condition)))
+        logits = F.linear(normalise(x), *self.folded(condition))
         if self.never is None:
             return logits
         ids = torch.arange(logits.shape[-1], device=logits.device)
         return logits.masked_fill(ids == self.never, -torch.inf)
+
+
+def read_logits(head: Head, x: Tensor, condition: Tensor) -> Tensor:
+    return head(x, condition)
 
 
 def open_gates(network: nn.Module) -> None:

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from maskless.nn.attention import rotary_table
-from maskless.nn.blocks import ConstantCondition, Embedding, Head, SelfBlock
+from maskless.nn.blocks import ConstantCondition, Embedding, Head, Read, SelfBlock, read_logits
 from maskless.problems import Offsets, Problems
 
 
@@ -54,17 +54,21 @@ class MaskedTransformer(nn.Module):
         self.head = Head(D, config.vocab, C, never=config.mask)
         self.register_buffer("rope", rotary_table(config.length, D // heads), persistent=False)
 
-    def forward(self, problems: Problems) -> Tensor:
-        """Problems -> (U, V)"""
-        S, L = len(problems), self.config.length if self.config.always_full else reach(problems)
+    def forward(self, problems: Problems, read: Read = read_logits) -> Tensor:
+        """Problems -> (U, V); read: (head, x, condition) -> what is asked for, where training puts its loss."""
         condition = self.condition()
+        return read(self.head, self.states(problems, condition), condition)
+
+    def states(self, problems: Problems, condition: Tensor) -> Tensor:
+        """What the head reads at the targets.  -> (U, D)"""
+        S, L = len(problems), self.config.length if self.config.always_full else reach(problems)
         known = problems.offsets.owner * L + problems.positions
         tokens = torch.full((S * L,), self.config.mask, device=known.device).index_copy(0, known, problems.tokens)
         x = self.embedding(tokens)  # (S*L, D)
         offsets, rope = Offsets.regular(S, L, x.device), self.rope[:L].repeat(S, 1, 1)
         for block in self.blocks:
             x = block(x, offsets, rope, condition)
-        return self.head(x[problems.target_offsets.owner * L + problems.targets], condition)
+        return x.index_select(0, problems.target_offsets.owner * L + problems.targets)
 
 
 def reach(problems: Problems) -> int:

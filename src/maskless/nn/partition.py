@@ -13,12 +13,12 @@ import torch
 from torch import Tensor, nn
 
 from maskless.nn.attention import attention, rotary_table, rotate
-from maskless.nn.blocks import ConstantCondition, CrossBlock, Embedding, Head, SelfBlock, normalise
+from maskless.nn.blocks import ConstantCondition, CrossBlock, Embedding, Head, Read, SelfBlock, normalise, read_logits
 from maskless.problems import Offsets, Problems
 
 QUERIES = ("position", "mean", "logsumexp")
 CONTEXTS = ("full", "ordered")
-SWAPS = ("residual", "released")
+SWAPS = ("released", "residual")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -34,7 +34,7 @@ class PartitionConfig:
     condition: int = 128  # width of the constant that drives the modulations
     dropout: float = 0.1
     queries: str = "position"  # what GroupSwap asks with: the position, or also an aggregate of the context
-    swap: str = "residual"  # what GroupSwap returns: its query and what it found, or (released) only what it found
+    swap: str = "released"  # what GroupSwap returns: only what it found, or (residual) its query as well
     context: str = "full"  # "ordered": a context token attends only to those known before it, so it can be cached
     never: int | None = None  # an id that is never predicted (released models keep a row for a mask)
 
@@ -64,9 +64,13 @@ class PartitionTransformer(nn.Module):
         self.head = Head(D, config.vocab, C, config.never)
         self.register_buffer("rope", rotary_table(config.length, D // heads), persistent=False)
 
-    def forward(self, problems: Problems) -> Tensor:
-        """Problems -> (U, V)"""
+    def forward(self, problems: Problems, read: Read = read_logits) -> Tensor:
+        """Problems -> (U, V); read: (head, x, condition) -> what is asked for, where training puts its loss."""
         condition = self.condition()
+        return read(self.head, self.states(problems, condition), condition)
+
+    def states(self, problems: Problems, condition: Tensor) -> Tensor:
+        """What the head reads at the targets.  -> (U, D)"""
         ropes = self.rope[problems.targets], self.rope[problems.positions]
         ends = problems.target_offsets, problems.offsets
         memory = self.embedding(problems.tokens)  # (T, D)
@@ -76,7 +80,7 @@ class PartitionTransformer(nn.Module):
         memory = normalise(memory)  # once for all decoder layers: their norms share the statistics
         for block in self.decoder:
             x = block(x, memory, ends, ropes, condition)
-        return self.head(x, condition)
+        return x
 
 
 class GroupSwap(nn.Module):
@@ -85,8 +89,9 @@ class GroupSwap(nn.Module):
     With an aggregate, the queries also know a summary of the encoded context. (The paper adds the aggregate after the
     projection, the released code before the norm, as here.) No MLP: the output is the decoder's input.
 
-    residual: the output keeps the query, so that the decoder knows where it is. In the released networks it must find
-    that out again from what it attends to, and learns far more slowly (docs/results.md).
+    residual: the output keeps the query, so that the decoder knows where it is; in the released networks it must find
+    that out again from what it attends to. That helps on a small position-bound language and hurts on real text
+    (docs/results.md).
     """
 
     places: Tensor

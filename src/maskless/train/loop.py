@@ -11,9 +11,11 @@ import math
 import queue
 import threading
 import time
+import warnings
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
+from functools import partial
 from typing import TypeVar
 
 import torch
@@ -23,9 +25,10 @@ from torch import Tensor, nn
 
 from maskless.data.tokens import TokenRows, global_batch
 from maskless.nn import autocast
-from maskless.nn.blocks import CrossBlock, Head, SelfBlock
+from maskless.nn.blocks import CrossBlock, SelfBlock
+from maskless.nn.loss import cost
 from maskless.nn.partition import GroupSwap
-from maskless.objective import OBJECTIVES, Task, mixed_seed, negative_log_likelihood, noise
+from maskless.objective import OBJECTIVES, Task, mixed_seed, noise
 from maskless.train.state import whole
 
 # What `--model` names: the network that is built and the task it is trained on.
@@ -40,6 +43,7 @@ WEIGHTS = {"bounded": "pgm", "released": "pgm-released", "exact": "pgm-exact"}
 DECAYS = ("constant", "cosine")
 INITIALS = ("open", "released")
 TRACKERS = ("none", *sorted(LOGGER_TYPE_TO_CLASS))
+SETTLED = 2  # steps that compile the layers; later ones must not
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -150,7 +154,6 @@ def train(
     network, optimizer: as prepared by the accelerator. clock: goes on from earlier parts of the run.
     """
     clock, device = clock or Clock(0.0), accelerator.device
-    cost = torch.compile(negative_log_likelihood) if _compiles(config, device) else negative_log_likelihood
     world, rank = accelerator.num_processes, accelerator.process_index
     tasks = (_tasks(rows, config, step, world, rank, pad, device) for step in range(start, config.steps))
     network.train()
@@ -162,24 +165,32 @@ def train(
         for group in optimizer.param_groups:
             group["lr"] = rate
         torch.manual_seed(mixed_seed(config.seed, step, rank))  # dropout
-        total = torch.zeros((), device=device)
-        for piece, task in enumerate(pieces):
-            task = task.map(lambda x: x.to(device, non_blocking=True))
-            last = piece == len(pieces) - 1
-            with nullcontext() if last else accelerator.no_sync(network):
-                with autocast(device):
-                    logits = network(task.problems)
-                loss = (task.weights * cost(logits, task.answers)).sum() * (world / count)
-                accelerator.backward(loss)
-            total += loss.detach()
+        settled = _compiles(config, device) and step >= start + SETTLED
+        with _compiling_noticed() if settled else nullcontext():
+            loss = _backward(network, pieces, world / count, accelerator)
         norm = whole(accelerator.clip_grad_norm_(network.parameters(), config.clip))
         optimizer.step()
         optimizer.zero_grad(set_to_none=True)
         done = step + 1
         share = share_done(config, done, clock, accelerator)
-        yield Progress(done, total, norm, rate, share)
+        yield Progress(done, loss, norm, rate, share)
         if share >= 1:
             return
+
+
+def _backward(network: nn.Module, pieces: list[Task], scale: float, accelerator: Accelerator) -> Tensor:
+    """The loss of all pieces times `scale`, its gradients added to the parameters'."""
+    device = accelerator.device
+    total = torch.zeros((), device=device)
+    for number, task in enumerate(pieces, 1):
+        task = task.map(lambda x: x.to(device, non_blocking=True))
+        with nullcontext() if number == len(pieces) else accelerator.no_sync(network):
+            with autocast(device):
+                loss = network(task.problems, partial(cost, answers=task.answers, weights=task.weights))
+            loss = loss * scale
+            accelerator.backward(loss)
+        total += loss.detach()
+    return total
 
 
 def learning_rate(config: TrainConfig, step: int, share: float) -> float:
@@ -193,12 +204,23 @@ def compile_layers(network: nn.Module, config: TrainConfig, device: torch.device
     """Compile each kind of layer once; all layers of a kind share the code, so it starts in seconds."""
     if _compiles(config, device):
         for module in network.modules():
-            if isinstance(module, SelfBlock | CrossBlock | GroupSwap | Head):
+            if isinstance(module, SelfBlock | CrossBlock | GroupSwap):
                 module.compile()
 
 
 def _compiles(config: TrainConfig, device: torch.device) -> bool:
     return device.type == "cuda" if config.compile is None else config.compile
+
+
+@contextmanager
+def _compiling_noticed() -> Iterator[None]:
+    """Warn if something is compiled within; Python shows the line once in a run."""
+    counts = torch._dynamo.utils.counters["stats"]
+    before = counts["unique_graphs"]
+    yield
+    if counts["unique_graphs"] > before:
+        text = "layers were compiled again after the first steps, which costs time: TORCH_LOGS=recompiles says why"
+        warnings.warn(text, stacklevel=3)
 
 
 def share_done(config: TrainConfig, step: int, clock: Clock, accelerator: Accelerator) -> float:

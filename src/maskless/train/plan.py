@@ -66,7 +66,7 @@ def network_config(
     dropout: float = 0.1,
     context: str = "full",
     queries: str = "position",
-    swap: str = "residual",
+    swap: str = "released",
 ) -> Any:
     """The configuration of the network that `--model` names, for a tokenizer.
 
@@ -75,7 +75,7 @@ def network_config(
     if model not in MODELS:
         raise ValueError(f"unknown model {model!r}: expected one of {', '.join(MODELS)}")
     kind = MODELS[model][0]
-    if kind != "partition" and ((context, queries, swap) != ("full", "position", "residual") or encoder is not None):
+    if kind != "partition" and ((context, queries, swap) != ("full", "position", "released") or encoder is not None):
         raise ValueError(f"context, queries, swap and encoder belong to pgm: the model is {model}")
     least = 2 if kind == "partition" else 1
     if layers < least:

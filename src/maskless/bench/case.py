@@ -1,0 +1,156 @@
+"""What is measured: a network of given sizes with random weights, and the work that it does."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import nn
+
+from maskless.checkpoint import NETWORKS
+from maskless.nn.blocks import open_gates
+from maskless.nn.causal import CausalConfig
+from maskless.nn.masked import MaskedConfig
+from maskless.nn.partition import CONTEXTS, PartitionConfig
+from maskless.order import COUNTS
+from maskless.train.loop import MODELS
+
+PRECISIONS = {"bf16": torch.bfloat16, "fp32": torch.float32}
+SAMPLED = ("pgm", "mdlm", "ar")  # complementary masks change how MDLM is trained, not how it samples
+OF_PGM = ("context", "encoder", "refresh")
+Config = PartitionConfig | MaskedConfig | CausalConfig
+
+
+@dataclass(frozen=True, kw_only=True)
+class Case:
+    """A network and a batch. The defaults are the paper's PGM 8/8 on OpenWebText."""
+
+    model: str = "pgm"
+    context: str = "full"  # of pgm
+    layers: int = 16  # in all
+    encoder: int | None = None  # of pgm: how many of the layers; half by default
+    width: int = 768
+    vocab: int = 50_257
+    length: int = 1024
+    batch: int = 32
+    precision: str = "bf16"
+
+    def __post_init__(self) -> None:
+        one_of("model", self.model, MODELS)
+        one_of("context", self.context, CONTEXTS)
+        one_of("precision", self.precision, PRECISIONS)
+        for name in ("layers", "width", "vocab", "length", "batch"):
+            at_least_1(name, getattr(self, name))
+        if self.kind == "partition":
+            encoder = self.layers // 2 if self.encoder is None else self.encoder
+            if not 0 < encoder < self.layers:
+                raise ValueError(f"encoder {encoder} of {self.layers} layers: expected 1 to {self.layers - 1}")
+            object.__setattr__(self, "encoder", encoder)
+        elif self.context != "full" or self.encoder is not None:
+            raise ValueError(f"context and encoder belong to pgm: the model is {self.model}")
+        _ = self.config  # raises for a width that does not split into heads
+
+    @property
+    def kind(self) -> str:
+        return MODELS[self.model][0]
+
+    @property
+    def config(self) -> Config:
+        """The network's configuration, with heads as training gives them."""
+        heads = max(1, self.width // (64 if self.width >= 256 else 32))
+        sizes: dict[str, Any] = {"vocab": self.vocab, "length": self.length, "width": self.width, "heads": heads}
+        if self.encoder is not None:
+            decoder = self.layers - self.encoder
+            return PartitionConfig(**sizes, encoder=self.encoder, decoder=decoder, context=self.context)
+        if self.kind == "masked":
+            return MaskedConfig(**sizes | {"vocab": self.vocab + 1}, mask=self.vocab, layers=self.layers)
+        return CausalConfig(**sizes, layers=self.layers)
+
+    @property
+    def name(self) -> str:
+        """PGM 8/8 x768, MDLM 12 x768, ..."""
+        depth = f"{self.layers}" if self.encoder is None else f"{self.encoder}/{self.layers - self.encoder}"
+        model, _, more = self.model.partition("-")
+        ordered = " ordered" if self.context == "ordered" else ""
+        return f"{model.upper()} {depth} x{self.width}{ordered}{more and ' ' + more}"
+
+    def network(self, device: torch.device) -> nn.Module:
+        """The network with random weights, gates open, so that nothing is trivially zero."""
+        torch.manual_seed(0)
+        network: nn.Module = NETWORKS[self.kind][1](self.config)
+        open_gates(network)
+        return network.to(device)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Sampling(Case):
+    """Decide all of a batch of sequences, nothing known, in some steps."""
+
+    steps: int = 128
+    counts: str = "uniform"
+    refresh: int = (
+        1  # of pgm with full context: encode everything anew every so many steps (more than 1 is approximate)
+    )
+
+    def __post_init__(self) -> None:
+        one_of("model", self.model, SAMPLED)
+        super().__post_init__()
+        one_of("counts", self.counts, COUNTS)
+        at_least_1("refresh", self.refresh)
+        if not 1 <= self.steps <= self.length:
+            raise ValueError(f"steps {self.steps} is out of range: expected 1 to {self.length}, the length")
+        if self.model == "ar" and self.steps != self.length:
+            raise ValueError(f"steps {self.steps} of ar: expected {self.length}, one step for each token")
+        if self.refresh > 1 and (self.model, self.context) != ("pgm", "full"):
+            raise ValueError(f"refresh {self.refresh} belongs to pgm with full context: this is {self.name}")
+
+    @property
+    def name(self) -> str:
+        more = [self.counts + " counts"] * (self.counts != "uniform" and self.model == "pgm")
+        more += [f"refreshed every {self.refresh}"] * (self.refresh > 1)
+        return ", ".join([super().name, *more])
+
+
+@dataclass(frozen=True, kw_only=True)
+class Training(Case):
+    """Train on a batch of full sequences."""
+
+
+def sweep(
+    kind: type[Case],
+    sizes: dict[str, Any],
+    *,
+    against: list[str],
+    lengths: list[int],
+    batches: list[int],
+    steps: list[int] | None,
+) -> list[Case]:
+    """Every combination of lengths, batches and (sampling) steps, for a model and its rivals of the same sizes.
+
+    A causal network takes one step for each token, so as a rival it comes once for a length and a batch.
+    """
+    first = sizes.get("model", Case.model)
+    for rival in against:
+        one_of("rival", rival, [name for name in (SAMPLED if kind is Sampling else MODELS) if name != first])
+    cases: list[Case] = []
+    for model in dict.fromkeys([first, *against]):
+        own = {name: value for name, value in sizes.items() if model == first or name not in OF_PGM}
+        for length in lengths:
+            at: list[dict[str, int]] = [{}]
+            if kind is Sampling:
+                taken = [length] if model == "ar" and (model != first or steps is None) else steps or [Sampling.steps]
+                at = [{"steps": k} for k in taken]
+            for batch in batches:
+                cases += [kind(**own | {"model": model, "length": length, "batch": batch, **more}) for more in at]
+    return cases
+
+
+def one_of(what: str, name: str, known: Any) -> None:
+    if name not in known:
+        raise ValueError(f"unknown {what} {name!r}: expected one of {', '.join(known)}")
+
+
+def at_least_1(what: str, value: int) -> None:
+    if value < 1:
+        raise ValueError(f"{what} {value} is out of range: expected 1 or more")

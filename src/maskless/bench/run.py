@@ -1,0 +1,190 @@
+"""The measurements: a first run that counts as start-up, two that warm up, then those that count."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+from functools import partial
+from statistics import mean
+
+import torch
+from torch import Tensor, nn
+
+from maskless.bench import flops, traffic
+from maskless.bench.case import PRECISIONS, Case, Sampling, Training, at_least_1
+from maskless.bench.machine import Machine, forget_peak, now, peak_memory
+from maskless.bench.result import BACKWARD, FORWARD, SAMPLE, STEP, Result
+from maskless.ema import EMA
+from maskless.engine import Engine
+from maskless.logits import row_keys
+from maskless.nn import autocast
+from maskless.nn.loss import cost
+from maskless.nn.masked import MaskedConfig
+from maskless.objective import OBJECTIVES, Task, noise
+from maskless.order import COUNTS, random
+from maskless.sampling import Plan, plan, plan_causal
+from maskless.train.loop import MODELS, TrainConfig, compile_layers
+
+WARM_UP = 2  # runs, besides the first
+OnRun = Callable[[Case], None]
+
+
+def runs_of(case: Case, repeat: int) -> int:
+    """How many runs it takes to measure a case."""
+    parts = 1 if isinstance(case, Sampling) else 3
+    return 1 + parts * (WARM_UP + repeat)
+
+
+def check(cases: Iterable[Case], device: torch.device, repeat: int) -> None:
+    """Raise a ValueError for what cannot be measured, before anything is."""
+    at_least_1("repeat", repeat)
+    if device.type == "cpu" and any(isinstance(case, Training) and case.precision == "bf16" for case in cases):
+        raise ValueError("precision 'bf16' on a CPU: expected fp32, which is what training computes in there")
+
+
+def measure(cases: Iterable[Case], machine: Machine, *, repeat: int, on_run: OnRun) -> Iterator[Result]:
+    """Measure case after case, calling `on_run` after each run."""
+    bench = Bench(machine, repeat, on_run)
+    for case in cases:
+        try:
+            if isinstance(case, Sampling):
+                yield bench.sampling(case)
+            elif isinstance(case, Training):
+                yield from bench.training(case)
+        except torch.OutOfMemoryError:
+            given = f"length {case.length} and batch {case.batch}"
+            raise ValueError(f"{case.name} with {given} does not fit into the memory of {machine.name}") from None
+
+
+@dataclass(frozen=True)
+class Bench:
+    """Where to measure, and how often."""
+
+    machine: Machine
+    repeat: int
+    on_run: OnRun
+
+    @property
+    def device(self) -> torch.device:
+        return torch.device(self.machine.device)
+
+    def sampling(self, case: Sampling) -> Result:
+        """Whole runs of sampling, each with an order and draws of its own, planned before the clock starts."""
+        forget_peak(self.device)
+        network = case.network(self.device).eval()
+        plans = [_plan(case, seed) for seed in range(1 + WARM_UP + self.repeat)]
+        begin = now(self.device)
+        engine = Engine(network, precision=PRECISIONS[case.precision])
+
+        def work(number: int) -> Callable[[], None]:
+            tokens = torch.zeros(case.batch, case.length, dtype=torch.long)
+            return lambda: engine.sample(tokens, plans[number], _keys(case, number), refresh=case.refresh)
+
+        try:
+            self._run(case, work(0))
+            start_up = now(self.device) - begin
+            times = self._repeat(case, lambda number: work(1 + number))
+        finally:
+            engine.close()
+        config, counted, size = case.config, plans[1 + WARM_UP :], PRECISIONS[case.precision].itemsize
+        everywhere = [flops.sampling_everywhere(config, p) for p in counted if isinstance(config, MaskedConfig)]
+        return Result(
+            case=case,
+            part=SAMPLE,
+            times=times,
+            start_up=start_up,
+            memory=peak_memory(self.device),
+            flops=mean(flops.sampling(config, p, case.refresh) for p in counted),
+            traffic=mean(traffic.sampling(config, p, case.refresh, size=size) for p in counted),
+            machine=self.machine,
+            flops_everywhere=mean(everywhere) if everywhere else None,
+        )
+
+    def training(self, case: Training) -> Iterator[Result]:
+        """The forward and backward pass, the forward pass alone, and whole optimiser steps, on fresh tasks each."""
+        device, low = self.device, case.precision == "bf16"
+        tasks = [_task(case, number) for number in range(1 + WARM_UP + self.repeat)]
+        each = mean(flops.training(case.config, task.problems) for task in tasks[1 + WARM_UP :])
+        tasks = [task.map(lambda x: x.to(device)) for task in tasks]
+        network = case.network(device).train()
+        begin = now(device)
+        settings = TrainConfig(model=case.model, batch=case.batch)
+        compile_layers(network, settings, device)
+        adam = torch.optim.AdamW(network.parameters(), lr=settings.learning_rate, weight_decay=0.0, fused=True)
+        averages: list[EMA] = []  # made in the first step, as Adam's are: the other parts do not hold them
+
+        def forward(task: Task) -> None:
+            with torch.no_grad():
+                loss(network, task, low=low)
+
+        def backward(task: Task) -> None:
+            loss(network, task, low=low).backward()
+
+        def step(task: Task) -> None:
+            backward(task)
+            nn.utils.clip_grad_norm_(network.parameters(), settings.clip)
+            adam.step()
+            adam.zero_grad(set_to_none=True)
+            if not averages:
+                averages.append(EMA(network.parameters(), settings.ema))
+            averages[0].update(network.parameters())
+
+        self._run(case, lambda: backward(tasks[0]))
+        start_up = now(device) - begin
+        whole = 1 + flops.BACKWARD
+        for part, work, share in ((BACKWARD, backward, whole), (FORWARD, forward, 1), (STEP, step, whole)):
+            adam.zero_grad(set_to_none=True)
+            forget_peak(device)
+
+            def ready(number: int, work: Callable[[Task], None] = work) -> Callable[[], None]:
+                adam.zero_grad(set_to_none=True)
+                return lambda: work(tasks[1 + number])
+
+            times = self._repeat(case, ready)
+            yield Result(
+                case=case,
+                part=part,
+                times=times,
+                start_up=start_up if part == BACKWARD else None,
+                memory=peak_memory(device),
+                flops=share * each,
+                traffic=0,
+                machine=self.machine,
+            )
+
+    def _repeat(self, case: Case, work: Callable[[int], Callable[[], None]]) -> tuple[float, ...]:
+        """Seconds of the runs after the warm-up; work(number) makes a run ready, before the clock starts."""
+        return tuple(self._run(case, work(number)) for number in range(WARM_UP + self.repeat))[WARM_UP:]
+
+    def _run(self, case: Case, work: Callable[[], None]) -> float:
+        begin = now(self.device)
+        work()
+        seconds = now(self.device) - begin
+        self.on_run(case)
+        return seconds
+
+
+def loss(network: nn.Module, task: Task, *, low: bool) -> Tensor:
+    """The loss of a task as the training loop computes it, per token; low: products in bfloat16."""
+    with autocast(task.weights.device, enabled=low):
+        total = network(task.problems, partial(cost, answers=task.answers, weights=task.weights))
+    return total / len(task.weights)
+
+
+def _keys(case: Case, seed: int) -> Tensor:
+    return row_keys(seed, torch.arange(case.batch))
+
+
+def _plan(case: Sampling, seed: int) -> Plan:
+    """Everything unknown, everything wanted."""
+    known = torch.zeros(case.batch, case.length, dtype=torch.bool)
+    if case.model == "ar":
+        return plan_causal(known, ~known)
+    return plan(known, ~known, _keys(case, seed), steps=case.steps, order=random, counts=COUNTS[case.counts])
+
+
+def _task(case: Case, step: int) -> Task:
+    """Random tokens with fresh noise, so that the groups differ from step to step."""
+    tokens = torch.randint(case.vocab, (case.batch, case.length), generator=torch.Generator().manual_seed(step))
+    build = OBJECTIVES[MODELS[case.model][1]]
+    return build(tokens, *noise(case.batch, case.length, seed=0, step=step), torch.ones_like(tokens, dtype=torch.bool))

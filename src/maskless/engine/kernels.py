@@ -1,0 +1,152 @@
+"""The element-wise work, attention over a cache and the draw: on CUDA one Triton kernel each, elsewhere plain torch.
+
+Which body runs follows from where the tensors are; both give the same numbers up to rounding.
+
+Shapes: T tokens, U targets, S rows of a batch, D width, h heads, d head width, V vocabulary, N slots of a cache.
+"""
+
+from __future__ import annotations
+
+from contextlib import nullcontext
+from dataclasses import dataclass
+from functools import cache, cached_property
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+from torch.nn.attention import SDPBackend, sdpa_kernel
+
+from maskless import logits as lg
+from maskless.nn.attention import attention, rotate
+from maskless.problems import Offsets
+
+LARGE = 8192  # tokens from which on cuDNN's attention is taken
+UNPLANNED = [SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH]
+
+
+@dataclass(frozen=True)
+class Past:
+    """Which keys each row may attend to: lengths[s] of them, in packed keys those from begins[s] on."""
+
+    begins: Tensor  # (S,) int32; of a cache: s * N
+    lengths: Tensor  # (S,) int32
+
+    @cached_property
+    def longest(self) -> int:
+        return int(self.lengths.max())
+
+    @cached_property
+    def equal(self) -> bool:
+        return bool((self.lengths == self.lengths[0]).all())
+
+
+@cache
+def _triton() -> Any:
+    """The Triton kernels, or None where there are none: they come with torch's builds for CUDA."""
+    try:
+        from maskless.engine import cuda
+    except ImportError:
+        return None
+    return cuda
+
+
+def on_cuda(x: Tensor) -> bool:
+    """Whether the Triton kernels serve this tensor."""
+    return x.is_cuda and _triton() is not None
+
+
+def normalise(x: Tensor, offset: Tensor) -> Tensor:
+    """x + offset with mean 0 and variance 1 along the width, computed in float32.  (T, D), (D,) -> (T, D)"""
+    if on_cuda(x):
+        return _triton().normalise(x, offset)
+    return F.layer_norm(x.float() + offset, x.shape[-1:]).to(x.dtype)
+
+
+def gelu_linear(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
+    """GELU (tanh form) of a linear map.  (T, D) -> (T, 4D)"""
+    if x.is_cuda:
+        return torch._addmm_activation(bias, x, weight.t(), use_gelu=True)  # in the product's epilogue
+    return F.gelu(F.linear(x, weight, bias), approximate="tanh")
+
+
+def attend_within(q: Tensor, k: Tensor, v: Tensor, offsets: Offsets, *, causal: bool) -> Tensor:
+    """Attention of the tokens of each row to one another, rotated before.  (T, h, d) x 3 -> (T, h*d)
+
+    cuDNN's attention is the fastest, but plans every new shape for tens of milliseconds: a small one is not worth it.
+    """
+    small = q.is_cuda and len(q) < LARGE
+    with sdpa_kernel(UNPLANNED) if small else nullcontext():
+        return attention(q, k, v, offsets, offsets, causal=causal).flatten(1)
+
+
+def rotate_(x: Tensor, positions: Tensor, rope: Tensor) -> None:
+    """RoPE in place.  (T, G, h, d) a view, (T,)"""
+    if on_cuda(x):
+        _triton().rotate_(x, positions, rope)
+    else:
+        x.copy_(rotate(x.flatten(1, 2), rope[positions]).view(x.shape))
+
+
+def store(kv: Tensor, positions: Tensor, rope: Tensor, slots: Tensor, cache: Tensor) -> None:
+    """Write keys, rotated, and values to their slots, s * N + n each.  (T, G, 2, h, d) -> cache (G, 2, S, h, N, d)"""
+    if on_cuda(kv):
+        _triton().store(kv, positions, rope, slots, cache)
+    else:
+        k = rotate(kv[:, :, 0].flatten(1, 2), rope[positions]).view(kv[:, :, 0].shape)
+        N = cache.shape[4]
+        cache[:, :, slots // N, :, slots % N] = torch.stack([k, kv[:, :, 1]], 2)
+
+
+def attend(
+    q: Tensor, positions: Tensor, rope: Tensor, k: Tensor, v: Tensor, offsets: Offsets, past: Past, *, causal: bool
+) -> Tensor:
+    """Attention of the queries of each row, which are rotated here, to the keys of its past.  (U, h, d) -> (U, h*d)
+
+    k, v: of a cache (S, h, N, d), or packed (T, h, d); keys are rotated already. Where a row has no keys the result is
+    0. causal: the queries are the last of the past, and each attends to itself and to what came before it.
+    """
+    if on_cuda(q):
+        return _triton().attend(q, positions, rope, k, v, offsets, past, causal)
+    q = rotate(q, rope[positions])
+    if past.longest == 0:
+        return torch.zeros_like(q).flatten(1)
+    S, n, m = len(offsets), past.longest, offsets.longest
+    ragged = not (past.equal and offsets.equal)
+    places, mask = torch.arange(n, device=q.device), None
+    real = places < past.lengths[:, None]  # (S, n)
+    if k.ndim == 4:
+        k, v = k[:S, :, :n], v[:S, :, :n]
+    else:
+        index = (past.begins[:, None] + places).where(real, 0)
+        k, v = (x[index].transpose(1, 2) for x in (k, v)) if ragged else (_rows(x, S) for x in (k, v))
+    if ragged:
+        q = q.new_zeros(S * m, *q.shape[1:]).index_copy(0, offsets.slots, q)
+        mask = real[:, None, None]
+    if causal and m > 1:
+        own = (past.lengths - offsets.lengths)[:, None] + torch.arange(m, device=q.device)  # the slot of each query
+        sees = places <= own[:, None, :, None]  # (S, 1, m, n)
+        mask = sees if mask is None else mask & sees
+    out = F.scaled_dot_product_attention(_rows(q, S), k, v, attn_mask=mask).transpose(1, 2).flatten(0, 1)
+    return (out[offsets.slots] if ragged else out).flatten(1)
+
+
+def _rows(x: Tensor, rows: int) -> Tensor:
+    return x.unflatten(0, (rows, -1)).transpose(1, 2)  # (S, h, n, d)
+
+
+def logits_of(x: Tensor, weight: Tensor) -> Tensor:
+    """The product in float32, whatever the inputs.  (U, D), (V, D) -> (U, V)"""
+    if x.is_cuda and x.dtype != torch.float32:
+        return torch.mm(x, weight.t(), out_dtype=torch.float32)
+    if x.device.type == "cpu" and x.dtype == torch.float32:  # few rows: the other way round is two to six times faster
+        few = x.expand(2, -1) if len(x) == 1 else x
+        return torch.mm(weight, few.t()).t()[: len(x)].contiguous()
+    return F.linear(x, weight).float()
+
+
+def draw(logits: Tensor, bias: Tensor, temperature: float, u: Tensor) -> Tensor:
+    """One exact categorical sample per row at a temperature, in float64.  (U, V), (V,), (U,) -> (U,)"""
+    if on_cuda(logits) and temperature >= lg.COLDEST:
+        return _triton().draw(logits, bias, temperature, u)
+    return lg.draw(lg.temper(logits + bias, temperature), u)

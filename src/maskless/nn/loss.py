@@ -1,0 +1,172 @@
+"""The cost of right answers without the logits: targets walk through the head in chunks, and only sums stay.
+
+The logits of all targets would be the largest tensor of training by far: for 32 sequences of 1,024 tokens and 50,257
+ids 3 GiB in bfloat16, and the softmax in float32 needs twice that, more than once. Here the logits of a chunk become
+their own gradient in place, its products with the weight and the hidden states give the chunk's part of all gradients,
+and the next chunk takes the same memory. Nothing is computed twice: the backward pass only scales.
+
+Shapes: U targets, C targets of a chunk, D width, V vocabulary, P the vocabulary padded to a multiple of 64.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from functools import cache
+from importlib.util import find_spec
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.autograd.function import once_differentiable
+
+from maskless.nn.blocks import Head, normalise
+
+CHUNK_BYTES = 2**29  # the logits of a chunk: large enough for full speed, small beside the activations
+ALIGNED = 64  # ids: rows of logits that begin at odd addresses would make the products on a GPU slow
+TILE = 128  # targets
+
+
+def cost(head: Head, x: Tensor, condition: Tensor, *, answers: Tensor, weights: Tensor) -> Tensor:
+    """The weighted sum of negative log-probabilities that a head gives to the answers, in float32.
+
+    x (U, D) hidden states, condition (1, C), answers (U,), weights (U,) -> ()
+    """
+    return weighted_cross_entropy(normalise(x), *head.folded(condition), answers, weights, head.never)
+
+
+def weighted_cross_entropy(
+    hidden: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    answers: Tensor,
+    weights: Tensor,
+    never: int | None = None,
+    *,
+    chunk: int | None = None,
+) -> Tensor:
+    """The sum of weights * -log p(answer), where p = softmax(hidden weight^T + bias) and p(never) = 0.
+
+    Products are taken in autocast's type, everything else in float32, gradients of weight and bias summed in it. A
+    target of weight 0 adds nothing, whatever its answer. chunk: how many targets at a time (by default what fits).
+
+    hidden (U, D), weight (V, D), bias (V,), answers (U,), weights (U,) -> ()
+    """
+    device = hidden.device.type
+    dtype = torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else hidden.dtype
+    rows = chunk or chunk_size(len(hidden), len(weight), dtype)
+    with torch.autocast(device, enabled=False):
+        if torch.is_grad_enabled():
+            return _Walk.apply(hidden, weight, bias, answers, weights, never, rows, dtype)
+        return _walk(hidden, weight, bias, answers, weights, never, rows, dtype)
+
+
+def chunk_size(targets: int, vocab: int, dtype: torch.dtype) -> int:
+    """How many targets to take at a time: chunks of about one size, in whole tiles of a matrix product.  U, V -> C"""
+    most = max(TILE, CHUNK_BYTES // (_up(vocab, ALIGNED) * dtype.itemsize) // TILE * TILE)
+    chunks = max(1, math.ceil(targets / most))
+    return max(TILE, _up(math.ceil(targets / chunks), TILE))
+
+
+class _Walk(torch.autograd.Function):
+    """`_walk`, which finds the gradients on its way, and a backward pass that scales them."""
+
+    @staticmethod
+    def forward(ctx: Any, hidden: Tensor, weight: Tensor, bias: Tensor | None, *others: Any) -> Tensor:
+        (V, D), P = weight.shape, _up(len(weight), ALIGNED)
+        d_hidden = hidden.new_empty(hidden.shape)
+        d_weight, d_bias = (weight.new_zeros(shape, dtype=_exact(weight.dtype)) for shape in ((P, D), (P,)))
+        loss = _walk(hidden, weight, bias, *others, gradients=(d_hidden, d_weight, d_bias))
+        ctx.save_for_backward(d_hidden, d_weight[:V], None if bias is None else d_bias[:V])
+        return loss
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, scale: Tensor) -> tuple[Tensor | None, ...]:
+        return *(None if g is None else g * scale for g in ctx.saved_tensors), None, None, None, None, None
+
+
+def _walk(
+    hidden: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    answers: Tensor,
+    weights: Tensor,
+    never: int | None,
+    rows: int,
+    dtype: torch.dtype,
+    *,
+    gradients: tuple[Tensor, Tensor, Tensor] | None = None,
+) -> Tensor:
+    """The loss; gradients: of hidden, to be filled, and of the padded weight and bias, to be added to."""
+    (U, D), V, P = hidden.shape, len(weight), _up(len(weight), ALIGNED)
+    w, b = weight.new_zeros(P, D, dtype=dtype), weight.new_zeros(P, dtype=dtype)
+    w[:V] = weight
+    if bias is not None:
+        b[:V] = bias
+    logits, parts, costs_of = w.new_empty(min(rows, U), P), [], _costs_on(hidden.device)
+    for begin in range(0, U, rows):
+        part = slice(begin, begin + rows)
+        h = hidden[part].to(dtype)
+        x = torch.addmm(b, h, w.T, out=logits[: len(h)])  # (C, P)
+        parts.append(costs_of(x, answers[part], weights[part], V, never, gradients=gradients is not None))
+        if gradients is not None:  # x is now the gradient of the logits
+            d_hidden, d_weight, d_bias = gradients
+            _multiply(x, w, d_hidden[part], add=False)
+            _multiply(x.T, h, d_weight, add=True)
+            d_bias += x.sum(0, dtype=d_bias.dtype)
+    return torch.cat(parts).sum() if parts else w.new_zeros((), dtype=_exact(dtype))
+
+
+def _multiply(a: Tensor, b: Tensor, into: Tensor, *, add: bool) -> None:
+    """into = a b (+ into), where `into` may be of a wider type than the factors."""
+    if into.dtype == a.dtype:
+        into.addmm_(a, b, beta=int(add))
+    elif _widens(into.device):
+        torch.addmm(into, a, b, out_dtype=into.dtype, beta=int(add), out=into)
+    elif add:  # the product is rounded, the sum is not
+        into.add_(a @ b)
+    else:
+        into.copy_(a @ b)
+
+
+def costs(x: Tensor, answers: Tensor, weights: Tensor, vocab: int, never: int | None, *, gradients: bool) -> Tensor:
+    """Weighted costs of the answers; the logits are used up, and become their gradient if that is wanted.
+
+    Columns from `vocab` on are padding, their gradient is 0.  (C, P), (C,), (C,) -> (C,)
+    """
+    p, answers, weights = x.to(_exact(x.dtype)), answers[:, None], weights[:, None]
+    p[:, vocab:] = -torch.inf
+    if never is not None:
+        p[:, never] = -torch.inf
+    right, top = p.gather(1, answers), p.amax(1, keepdim=True)
+    p.sub_(top).exp_()
+    total = p.sum(1, keepdim=True)
+    if gradients:
+        x.copy_(p.mul_(weights / total).scatter_add_(1, answers, -weights.to(p.dtype)))
+    return torch.where(weights == 0, 0, weights * (total.log() + top - right))[:, 0]
+
+
+@cache
+def _costs_on(device: torch.device) -> Callable[..., Tensor]:
+    """The kernel on a GPU where Triton is, which comes with torch's builds for CUDA; elsewhere `costs`."""
+    if device.type == "cuda" and find_spec("triton"):
+        from maskless.nn import cuda
+
+        return cuda.costs
+    return costs
+
+
+@cache
+def _widens(device: torch.device) -> bool:
+    """Whether the device has products of bfloat16 that come out in float32: NVIDIA's do, from Ampere on."""
+    return device.type == "cuda" and torch.version.cuda is not None and torch.cuda.get_device_capability(device)[0] >= 8
+
+
+def _exact(dtype: torch.dtype) -> torch.dtype:
+    """float32, or float64 for float64."""
+    return torch.promote_types(dtype, torch.float32)
+
+
+def _up(number: int, step: int) -> int:
+    return math.ceil(number / step) * step

@@ -1,0 +1,249 @@
+"""The engine decides the same tokens as the plain loop, from logits that are equal to rounding."""
+
+import gc
+import weakref
+
+import pytest
+import torch
+from torch import Tensor
+
+from maskless.engine import Engine, serves
+from maskless.engine import run as run_module
+from maskless.engine.run import SHAPES
+from maskless.logits import row_keys
+from maskless.order import COUNTS, ORDERS
+from maskless.problems import Offsets, split
+from maskless.sampling import Plan, Truncation, plan, plan_causal, sample
+
+KINDS = ["position", "ordered", "masked", "causal"]
+B, L, V = 4, 8, 10
+
+
+def state(kind: str, given: str, seed: int = 0) -> tuple[Tensor, Tensor]:
+    """Tokens and a mask of known ones: none, as many in each row, or some."""
+    generator = torch.Generator().manual_seed(seed)
+    tokens, known = torch.randint(V, (B, L), generator=generator), torch.zeros(B, L, dtype=torch.bool)
+    if kind == "causal":
+        lengths = {"nothing": [0] * B, "equal": [3] * B, "ragged": [0, 2, 3, 7]}[given]
+        known = torch.arange(L) < torch.tensor(lengths)[:, None]
+    elif given == "equal":
+        known[:, [1, 4, 6]] = True
+    elif given == "ragged":
+        known = torch.rand(B, L, generator=generator) < 0.4
+    return torch.where(known, tokens, 0), known
+
+
+def planned(kind: str, known: Tensor, keys: Tensor, steps: int, order: str = "random", counts: str = "uniform") -> Plan:
+    if kind == "causal":
+        return plan_causal(known, ~known)
+    steps = min(steps, int((~known).sum(1).max()))
+    return plan(known, ~known, keys, steps=steps, order=ORDERS[order], counts=COUNTS[counts])
+
+
+class EveryStep:
+    """In place of captured graphs: each step is computed, on the buffers that graphs would use."""
+
+    def __init__(self, device: torch.device):
+        self.kinds: set[tuple] = set()
+
+    def play(self, kind, step):
+        self.kinds.add(kind)
+        step()
+
+
+def pairs(steps):
+    return [(s.number, s.rows.tolist(), s.positions.tolist(), s.tokens.tolist()) for s in steps]
+
+
+@pytest.mark.parametrize("given", ["nothing", "equal", "ragged"])
+@pytest.mark.parametrize("counts", COUNTS)
+@pytest.mark.parametrize("steps", [1, 3, 5, 8])
+@pytest.mark.parametrize("kind", KINDS)
+def test_the_engine_decides_what_the_plain_loop_decides(tiny, kind, steps, counts, given):
+    network, keys = tiny(kind, scale=0.3), row_keys(steps, torch.arange(B))
+    tokens, known = state(kind, given, steps)
+    way, mine = planned(kind, known, keys, steps, counts=counts), tokens.clone()
+    expected, seen = list(sample(network, tokens, way, keys, filter=Truncation())), []
+    Engine(network).sample(mine, way, keys, on_step=seen.append)
+    assert torch.equal(mine, tokens)
+    assert pairs(seen) == pairs(expected)
+
+
+@pytest.mark.parametrize("given", ["nothing", "ragged"])
+@pytest.mark.parametrize("counts", COUNTS)
+@pytest.mark.parametrize("kind", KINDS)
+def test_ragged_steps_are_rounded_for_graphs_without_changing_a_token(tiny, kind, counts, given, monkeypatch):
+    monkeypatch.setattr(run_module, "_Graphs", EveryStep)
+    monkeypatch.setattr(run_module, "GRAIN", 3)
+    network, keys = tiny(kind, scale=0.3), row_keys(5, torch.arange(B))
+    tokens, known = state(kind, given)
+    way, mine, engine = planned(kind, known, keys, 8, counts=counts), tokens.clone(), Engine(network)
+    engine.graphs = True
+    list(sample(network, tokens, way, keys, filter=Truncation()))
+    for _ in range(2):
+        again = mine.clone()
+        engine.sample(again, way, keys)
+        assert torch.equal(again, tokens)
+    kinds = next(iter(engine.runs.values())).graphs.kinds
+    ragged = counts == "mdlm" or given == "ragged"
+    assert any(kind[0] == "rounded" for kind in kinds) == (ragged and kind in ("ordered", "masked"))
+
+
+@pytest.mark.parametrize("swap", ["residual", "released"])
+@pytest.mark.parametrize(
+    "filter", [Truncation(temperature=0.5), Truncation(temperature=0), Truncation(top_k=2, top_p=0.9)]
+)
+def test_filters_are_those_of_the_plain_loop(tiny, filter, swap):
+    network, keys = tiny("ordered", scale=0.3, swap=swap), row_keys(0, torch.arange(B))
+    tokens, known = state("ordered", "equal")
+    way, mine = planned("ordered", known, keys, 3), tokens.clone()
+    list(sample(network, tokens, way, keys, filter=filter))
+    Engine(network).sample(mine, way, keys, filter=filter)
+    assert torch.equal(mine, tokens)
+
+
+def engine_logits(engine: Engine, tokens: Tensor, way: Plan, keys: Tensor, cached: bool) -> list[Tensor]:
+    """The logits of each step, either from the cache or with all that is known encoded anew."""
+    run = engine._run(tokens.shape, Truncation(), keeps=cached or engine.body.keeps)
+    run.begin(tokens, way, keys, Truncation())
+    found, encoded = [], torch.zeros(len(tokens), dtype=torch.long)
+    draw = run._draw
+    run._draw = lambda logits, at: found.append(logits + engine.body.head.bias) or draw(logits, at)
+    for number in range(way.steps):
+        starts, ends = run.ends[:, number], run.ends[:, number + 1]
+        whole = not cached or number == 0
+        with torch.no_grad():
+            run.step(starts, ends, starts if whole else starts - encoded, whole)
+        encoded = starts
+    return [x[:, : engine.body.head.vocab] for x in found]
+
+
+@pytest.mark.parametrize("given", ["nothing", "equal", "ragged"])
+def test_cached_logits_equal_uncached_ones_and_those_of_the_network(tiny, given):
+    network, keys = tiny("ordered", scale=0.3), row_keys(1, torch.arange(B))
+    tokens, known = state("ordered", given)
+    way, engine = planned("ordered", known, keys, 3), Engine(network)
+    cached = engine_logits(engine, tokens, way, keys, cached=True)
+    afresh = engine_logits(engine, tokens, way, keys, cached=False)
+    engine.sample(tokens, way, keys)
+    for number, (mine, uncached) in enumerate(zip(cached, afresh, strict=True)):
+        problems, _ = split(tokens, way.order, way.ends[:, number], way.ends[:, number + 1])
+        with torch.no_grad():
+            plain = network(problems)
+        torch.testing.assert_close(mine, plain, atol=2e-5, rtol=0)
+        torch.testing.assert_close(uncached, plain, atol=2e-5, rtol=0)
+
+
+def test_a_rare_refresh_is_an_approximation_that_starts_exact(tiny):
+    """Between two refreshes a full context is not encoded anew: the first steps agree, later logits may not."""
+    network, keys = tiny("position", scale=0.3), row_keys(1, torch.arange(B))
+    tokens, known = state("position", "nothing")
+    way = planned("position", known, keys, 8)
+    exact, often, never = (tokens.clone() for _ in range(3))
+    seen: dict[str, list] = {"exact": [], "never": []}
+    Engine(network).sample(exact, way, keys, on_step=seen["exact"].append)
+    Engine(network).sample(often, way, keys, refresh=1)
+    Engine(network).sample(never, way, keys, refresh=L, on_step=seen["never"].append)
+    assert torch.equal(exact, often)
+    assert pairs(seen["exact"][:2]) == pairs(seen["never"][:2])  # one token cannot be out of date
+
+
+def test_a_refreshed_step_is_exact_and_one_between_is_not(tiny):
+    network, keys = tiny("position", scale=0.3), row_keys(1, torch.arange(B))
+    tokens, known = state("position", "equal")
+    way, engine = planned("position", known, keys, 3), Engine(network)
+    exact = engine_logits(engine, tokens, way, keys, cached=False)
+    stale = engine_logits(engine, tokens, way, keys, cached=True)  # encoded whole in the first step only
+    torch.testing.assert_close(stale[0], exact[0], atol=2e-5, rtol=0)
+    assert (stale[1] - exact[1]).abs().max() > 1e-3
+
+
+def test_what_the_engine_does_not_serve_it_says(tiny):
+    assert [serves(tiny(kind)) for kind in ("position", "ordered", "masked", "causal")] == [True] * 4
+    others = tiny("mean"), tiny("logsumexp"), tiny("masked", always_full=False)
+    assert not any(serves(network) for network in others)
+    with pytest.raises(ValueError, match="does not serve"):
+        Engine(tiny("mean"))
+    keys = row_keys(0, torch.arange(B))
+    tokens, known = state("ordered", "nothing")
+    way = planned("ordered", known, keys, 3)
+    with pytest.raises(ValueError, match="refresh 0 is out of range"):
+        Engine(tiny("position")).sample(tokens, way, keys, refresh=0)
+    with pytest.raises(ValueError, match="refresh 2 goes with the full context"):
+        Engine(tiny("ordered")).sample(tokens, way, keys, refresh=2)
+
+
+def test_an_engine_keeps_a_few_sizes_and_not_the_network(tiny):
+    network, keys = tiny("ordered"), row_keys(0, torch.arange(1))
+    engine = Engine(network)
+    for length in range(2, SHAPES + 4):
+        known = torch.zeros(1, length, dtype=torch.bool)
+        engine.sample(torch.zeros(1, length, dtype=torch.long), planned("ordered", known, keys, 2), keys)
+    assert len(engine.runs) == SHAPES
+    watched = weakref.ref(network)
+    del network
+    gc.collect()
+    assert watched() is None
+    engine.close()
+    assert not engine.runs
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("counts", COUNTS)
+@pytest.mark.parametrize("kind", KINDS)
+def test_replayed_steps_decide_what_computed_ones_decide(tiny, kind, counts):
+    """The first run is computed, the second captured, the third replayed: each time other keys, as without graphs."""
+    network = tiny(kind, scale=0.3, width=64, heads=2, length=32).cuda()
+    engine, plain = Engine(network), Engine(network, graphs=False)
+    known = torch.zeros(3, 32, dtype=torch.bool)
+    for seed in range(4):
+        keys = row_keys(seed, torch.arange(3))
+        way = planned(kind, known, keys, 8, counts=counts)
+        mine, expected = torch.zeros(2, 3, 32, dtype=torch.long)
+        engine.sample(mine, way, keys)
+        plain.sample(expected, way, keys)
+        assert torch.equal(mine, expected), seed
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("kind", KINDS)
+def test_engine_logits_err_no_more_than_a_plain_model_in_half_precision(tiny, kind):
+    sizes = {"vocab": 1000, "length": 64, "width": 256, "heads": 4}
+    network, keys = tiny(kind, scale=0.02, **sizes), row_keys(1, torch.arange(B))
+    known = torch.zeros(B, 64, dtype=torch.bool)
+    tokens = torch.zeros(B, 64, dtype=torch.long)
+    way = planned(kind, known, keys, 4)
+    engine = Engine(network.cuda(), graphs=False)
+    mine = engine_logits(engine, tokens, way, keys, cached=kind in ("ordered", "causal"))
+    tokens.scatter_(1, way.order, next(iter(engine.runs.values())).decided())
+    half = tiny(kind, scale=0.02, **sizes).cuda().bfloat16()
+    half.rope = network.rope  # positions stay exact, as in the engine
+    worst = 0.0
+    for number in range(way.steps):
+        problems, _ = split(tokens, way.order, way.ends[:, number], way.ends[:, number + 1])
+        problems = problems.to("cuda")
+        with torch.no_grad():
+            exact, rough = network(problems).double(), half(problems).double()
+        real = exact > -1e9
+        worst = max(worst, ((mine[number] - exact)[real].std() / (rough - exact)[real].std()).item())
+    assert worst <= 1.0
+
+
+@pytest.mark.gpu
+def test_draws_on_a_gpu_follow_the_probabilities(p_value):
+    from maskless.engine import kernels
+
+    generator = torch.Generator().manual_seed(0)
+    logits, bias = torch.randn(1, 5000, generator=generator) * 2, torch.randn(5000, generator=generator)
+    bias[7] = -torch.inf
+    u = torch.rand(200_000, generator=generator, dtype=torch.float64)
+    drawn = torch.cat(
+        [kernels.draw(logits.cuda().repeat(len(part), 1), bias.cuda(), 0.8, part.cuda()) for part in u.split(20_000)]
+    )
+    probability = ((logits + bias) / 0.8).double().softmax(-1)[0]
+    assert p_value(drawn.cpu().bincount(minlength=5000), probability * len(u)) > 1e-4
+
+
+def test_regular_spans_are_those_of_offsets(tiny):
+    run = Engine(tiny("ordered"))._run(torch.Size((3, 5)), Truncation(), keeps=True)
+    assert torch.equal(run._regular(2).bounds, Offsets.regular(3, 2).bounds)
