@@ -384,3 +384,30 @@ def test_dropout_is_off_while_sampling_and_scoring_and_back_on_afterwards(model)
         assert model.training
     finally:
         model.eval()
+
+
+def test_samples_follow_the_weights(model):
+    """The engine works on a copy of the weights, which must not outlive them."""
+    before = generate(model, 3, length=12, seed=1)
+    kept = [p.detach().clone() for p in model.parameters()]
+    with torch.no_grad():
+        for p in model.parameters():
+            p += 0.5 * torch.randn(p.shape, generator=torch.Generator().manual_seed(0))
+    try:
+        assert generate(model, 3, length=12, seed=1) != before
+    finally:
+        with torch.no_grad():
+            for p, old in zip(model.parameters(), kept, strict=True):
+                p.copy_(old)
+    assert generate(model, 3, length=12, seed=1) == before
+
+
+def test_a_rare_refresh_keeps_what_is_given_and_needs_a_full_context(tiny):
+    full = Model(tiny("position", scale=0.25, vocab=257, length=L), byte_codec())
+    assert fill(full, "ab[6]cd", seed=1, refresh=3)[:2] == "ab"
+    assert fill(full, "ab[6]cd", seed=1, refresh=1) == fill(full, "ab[6]cd", seed=1)
+    with pytest.raises(ValueError, match="refresh 0 is out of range: expected 1 or more"):
+        fill(full, "ab[6]", refresh=0)
+    ordered = Model(tiny("ordered", scale=0.25, vocab=257, length=L), byte_codec())
+    with pytest.raises(ValueError, match="refresh 2 goes with the full context"):
+        fill(ordered, "ab[6]", refresh=2)

@@ -10,8 +10,7 @@ import triton
 import triton.language as tl
 from torch import Tensor, float32
 
-BLOCK = 8192  # ids that a program takes at a time
-WARPS = 16  # of a program; so many that the rows in work at once fit in the cache, where the second pass finds them
+BLOCK, WARPS = 2048, 4  # ids that a program takes at a time, and its warps: the best of eight measured on an H200
 
 
 def costs(x: Tensor, answers: Tensor, weights: Tensor, vocab: int, never: int | None, *, gradients: bool) -> Tensor:

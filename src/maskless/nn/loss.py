@@ -22,7 +22,7 @@ from torch.autograd.function import once_differentiable
 
 from maskless.nn.blocks import Head, normalise
 
-CHUNK_BYTES = 2**29  # the logits of a chunk: large enough for full speed, small beside the activations
+CHUNK_BYTES = 600 * 2**20  # the logits of a chunk: large enough for full speed, small beside the activations
 ALIGNED = 64  # ids: rows of logits that begin at odd addresses would make the products on a GPU slow
 TILE = 128  # targets
 
