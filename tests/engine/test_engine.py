@@ -43,7 +43,7 @@ def planned(kind: str, known: Tensor, keys: Tensor, steps: int, order: str = "ra
 class EveryStep:
     """In place of captured graphs: each step is computed, on the buffers that graphs would use."""
 
-    def __init__(self, device: torch.device):
+    def __init__(self):
         self.kinds: set[tuple] = set()
 
     def play(self, kind, step):
@@ -84,9 +84,22 @@ def test_ragged_steps_are_rounded_for_graphs_without_changing_a_token(tiny, kind
         again = mine.clone()
         engine.sample(again, way, keys)
         assert torch.equal(again, tokens)
-    kinds = next(iter(engine.runs.values())).graphs.kinds
+    kinds = next(iter(engine.runs.values()))[0].graphs.kinds
     ragged = counts == "mdlm" or given == "ragged"
     assert any(kind[0] == "rounded" for kind in kinds) == (ragged and kind in ("ordered", "masked"))
+
+
+@pytest.mark.parametrize("given", ["nothing", "ragged"])
+@pytest.mark.parametrize("lanes", [2, 3, 9])
+@pytest.mark.parametrize("kind", KINDS)
+def test_lanes_do_not_change_a_token(tiny, kind, lanes, given):
+    network, keys = tiny(kind, scale=0.3), row_keys(5, torch.arange(B))
+    tokens, known = state(kind, given)
+    way, mine, seen = planned(kind, known, keys, 5, counts="mdlm"), tokens.clone(), []
+    expected = list(sample(network, tokens, way, keys, filter=Truncation()))
+    Engine(network, lanes=lanes).sample(mine, way, keys, on_step=seen.append)
+    assert torch.equal(mine, tokens)
+    assert pairs(seen) == pairs(expected)
 
 
 @pytest.mark.parametrize("swap", ["residual", "released"])
@@ -104,13 +117,14 @@ def test_filters_are_those_of_the_plain_loop(tiny, filter, swap):
 
 def engine_logits(engine: Engine, tokens: Tensor, way: Plan, keys: Tensor, cached: bool) -> list[Tensor]:
     """The logits of each step, either from the cache or with all that is known encoded anew."""
-    run = engine._run(tokens.shape, Truncation(), keeps=cached or engine.body.keeps)
-    run.begin(tokens, way, keys, Truncation())
+    (run,) = engine._runs(tokens.shape, Truncation(), keeps=cached or engine.body.keeps)
+    run.begin(tokens, way, way.ends[:, 0], keys, Truncation())
+    lead = engine.body.lead
     found, encoded = [], torch.zeros(len(tokens), dtype=torch.long)
     draw = run._draw
     run._draw = lambda logits, at: found.append(logits + engine.body.head.bias) or draw(logits, at)
     for number in range(way.steps):
-        starts, ends = run.ends[:, number], run.ends[:, number + 1]
+        starts, ends = way.ends[:, number] + lead, way.ends[:, number + 1] + lead
         whole = not cached or number == 0
         with torch.no_grad():
             run.step(starts, ends, starts if whole else starts - encoded, whole)
@@ -215,7 +229,7 @@ def test_engine_logits_err_no_more_than_a_plain_model_in_half_precision(tiny, ki
     way = planned(kind, known, keys, 4)
     engine = Engine(network.cuda(), graphs=False)
     mine = engine_logits(engine, tokens, way, keys, cached=kind in ("ordered", "causal"))
-    tokens.scatter_(1, way.order, next(iter(engine.runs.values())).decided())
+    tokens.scatter_(1, way.order, next(iter(engine.runs.values()))[0].decided())
     half = tiny(kind, scale=0.02, **sizes).cuda().bfloat16()
     half.rope = network.rope  # positions stay exact, as in the engine
     worst = 0.0
@@ -245,5 +259,5 @@ def test_draws_on_a_gpu_follow_the_probabilities(p_value):
 
 
 def test_regular_spans_are_those_of_offsets(tiny):
-    run = Engine(tiny("ordered"))._run(torch.Size((3, 5)), Truncation(), keeps=True)
+    (run,) = Engine(tiny("ordered"))._runs(torch.Size((3, 5)), Truncation(), keeps=True)
     assert torch.equal(run._regular(2).bounds, Offsets.regular(3, 2).bounds)

@@ -70,6 +70,7 @@ class Body(Protocol):
 
     head: Readout
     keeps: bool  # whether what was encoded stays valid, so that only new tokens need be encoded
+    lead: int  # slots of a row before its first token
 
     def open(self, rows: int, slots: int, keeps: bool) -> Memory: ...
 
@@ -138,6 +139,8 @@ class Encoder:
 class PartitionBody:
     """A Partition Transformer: encoder over the context, GroupSwap, decoder at the targets."""
 
+    lead = 0
+
     def __init__(self, network: PartitionTransformer, dtype: torch.dtype):
         config, condition = network.config, network.condition().float()
         self.heads, self.keeps, self.rope = config.heads, config.context == "ordered", network.rope
@@ -198,7 +201,7 @@ class MaskedBody:
     It lays out the whole board itself, so it needs no context to be encoded: none of it goes out of date.
     """
 
-    keeps = True
+    keeps, lead = True, 0
 
     def __init__(self, network: MaskedTransformer, dtype: torch.dtype):
         config, condition = network.config, network.condition().float()
@@ -233,7 +236,7 @@ class _MaskedMemory:
 class CausalBody:
     """A causal transformer; its start vector is one more token, which stands before the others."""
 
-    keeps = True
+    keeps, lead = True, 1
 
     def __init__(self, network: CausalTransformer, dtype: torch.dtype):
         config, condition = network.config, network.condition().float()

@@ -46,17 +46,20 @@ def serves(network: nn.Module) -> bool:
 class Engine:
     """Samples from a network as `sampling.sample` does, from a copy of its weights.
 
-    precision: by default bfloat16 on CUDA and float32 elsewhere. graphs: capture and replay steps, on CUDA.
+    precision: by default bfloat16 on CUDA and float32 elsewhere. graphs: capture and replay steps, on CUDA. lanes: so
+    many parts of a batch run side by side, each on a stream of its own, so that small kernels share the card.
     """
 
-    def __init__(self, network: nn.Module, *, precision: torch.dtype | None = None, graphs: bool = True):
+    def __init__(
+        self, network: nn.Module, *, precision: torch.dtype | None = None, graphs: bool = True, lanes: int = 1
+    ):
         if not serves(network):
             raise ValueError(f"the engine does not serve this network: {type(network).__name__}")
         self.device = device_of(network)
         self.dtype = precision or (torch.bfloat16 if self.device.type == "cuda" else torch.float32)
         self.body = fold(network, self.dtype)
-        self.graphs = graphs and self.device.type == "cuda"
-        self.runs: OrderedDict[tuple[object, ...], Run] = OrderedDict()
+        self.graphs, self.lanes = graphs and self.device.type == "cuda", lanes
+        self.runs: OrderedDict[tuple[object, ...], list[Run]] = OrderedDict()
 
     def sample(
         self,
@@ -78,23 +81,23 @@ class Engine:
         if refresh > 1 and not (isinstance(self.body, PartitionBody) and not self.body.keeps):
             raise ValueError(f"refresh {refresh} goes with the full context of a Partition Transformer only")
         filter = filter or Truncation()
-        keeps = self.body.keeps or refresh > 1
-        run = self._run(tokens.shape, filter, keeps)
-        encoded = torch.zeros_like(plan.ends[:, 0])  # how many tokens of each row are in the cache
+        lead, ends = self.body.lead, plan.ends
+        if lead:  # all rows of a causal model read along, also those whose prompts are longer
+            ends = torch.arange(int(ends[:, 0].min()), int(ends.max()) + 1).expand(len(tokens), -1)
         with torch.no_grad(), torch.autocast(self.device.type, enabled=False):
-            run.begin(tokens, plan, keys, filter)
+            lanes = []
+            first = 0
+            for run in self._runs(tokens.shape, filter, self.body.keeps or refresh > 1):
+                rows = slice(first, first + run.rows)
+                run.begin(tokens[rows], Plan(plan.order[rows], plan.ends[rows]), ends[rows, 0], keys[rows], filter)
+                lanes.append(_Lane(run, ends[rows] + lead))
+                first = rows.stop
             for number in range(plan.steps):
-                starts, ends = run.ends[:, number], run.ends[:, number + 1]
-                busy = ends > starts
-                if not bool(busy.any()):
-                    continue
-                if not self.body.keeps and number % refresh == 0:
-                    encoded = torch.zeros_like(encoded)
-                run.step(starts, ends, torch.where(busy, starts - encoded, 0), bool((encoded[busy] == 0).all()))
-                encoded = torch.where(busy, starts, encoded) if keeps else encoded
-                if on_step is not None:
-                    on_step(_decided(number, plan, run.decided()))
-        tokens.scatter_(1, plan.order, run.decided())
+                for lane in lanes:
+                    lane.step(number, anew=not self.body.keeps and number % refresh == 0)
+                if on_step is not None and bool((plan.ends[:, number] < plan.ends[:, number + 1]).any()):
+                    on_step(_decided(number, plan, torch.cat([lane.run.decided() for lane in lanes])))
+            tokens.scatter_(1, plan.order, torch.cat([lane.run.decided() for lane in lanes]))
 
     def close(self) -> None:
         """Give the memory back."""
@@ -102,27 +105,45 @@ class Engine:
         if self.device.type == "cuda":
             torch.cuda.empty_cache()
 
-    def _run(self, shape: torch.Size, filter: Filter, keeps: bool) -> Run:
-        """Buffers and graphs for a size of batch; the least recently used ones go."""
+    def _runs(self, shape: torch.Size, filter: Filter, keeps: bool) -> list[Run]:
+        """Buffers and graphs for a size of batch, for each lane; the least recently used ones go."""
         rows, length = shape
         key = (rows, length, keeps, filter if isinstance(filter, Truncation) else None)
         if key not in self.runs:
             while len(self.runs) >= SHAPES:
                 self.runs.popitem(last=False)
             graphs = self.graphs and isinstance(filter, Truncation)  # another filter may change with each call
-            self.runs[key] = Run(self.body, rows, length, keeps, device=self.device, graphs=graphs)
+            parts = [len(part) for part in torch.arange(rows).chunk(self.lanes)]
+            self.runs[key] = [Run(self.body, n, length, keeps, device=self.device, graphs=graphs) for n in parts]
         self.runs.move_to_end(key)
         return self.runs[key]
 
 
+class _Lane:
+    """The rows of a run on their way through a plan."""
+
+    def __init__(self, run: Run, ends: Tensor):
+        self.run, self.ends = run, ends
+        self.encoded = torch.zeros_like(ends[:, 0])  # how many tokens of each row are in the cache
+
+    def step(self, number: int, *, anew: bool) -> None:
+        """Take a step of the plan; anew: what is in the cache is out of date."""
+        starts, ends = self.ends[:, number], self.ends[:, number + 1]
+        busy = ends > starts
+        if not bool(busy.any()):
+            return
+        encoded = torch.zeros_like(starts) if anew else self.encoded
+        self.run.step(starts, ends, torch.where(busy, starts - encoded, 0), bool((encoded[busy] == 0).all()))
+        self.encoded = torch.where(busy, starts, encoded)
+
+
 class Run:
-    """One size of batch at work: static buffers, and the captured steps."""
+    """One size of batch at work: static buffers, a stream of its own, and the captured steps."""
 
     def __init__(self, body: Body, rows: int, length: int, keeps: bool, *, device: torch.device, graphs: bool):
         self.body, self.rows = body, rows
-        self.lead = 1 if isinstance(body, CausalBody) else 0  # slots before the first token
-        slots = length + self.lead
-        self.grain = min(GRAIN, slots // 2) if graphs and rows > 1 and not self.lead else 0
+        slots = length + body.lead
+        self.grain = min(GRAIN, slots // 2) if graphs and rows > 1 and not body.lead else 0
         spare = 1 if self.grain else 0  # a row that rounds ragged steps up, so that they can be captured too
         self.board = Board.empty(rows + spare, slots, device)
         self.memory = body.open(rows + spare, slots, keeps)
@@ -131,34 +152,36 @@ class Run:
         self.fixed = torch.zeros(rows, slots, dtype=torch.bool, device=device)
         self.segments = torch.arange(rows + 1, dtype=torch.int32, device=device)
         self.bounds = torch.zeros(2, rows + spare + 1, dtype=torch.int32, device=device)
-        self.graphs = _Graphs(device) if graphs else None
+        self.stream = torch.cuda.Stream(device) if device.type == "cuda" else None
+        self.graphs = _Graphs() if graphs else None
 
     def decided(self) -> Tensor:
         """The tokens, in the order of the plan.  -> (B, L)"""
-        return self.board.tokens[: self.rows, self.lead :].cpu()
+        with torch.cuda.stream(self.stream):
+            return self.board.tokens[: self.rows, self.body.lead :].cpu()
 
-    def begin(self, tokens: Tensor, plan: Plan, keys: Tensor, filter: Filter) -> None:
-        """Lay out the rows; what is given stands at the front."""
-        lead, board, device = self.lead, self.board, self.board.at.device
-        self.filter = filter
-        order = plan.order
+    def begin(self, tokens: Tensor, plan: Plan, known: Tensor, keys: Tensor, filter: Filter) -> None:
+        """Lay out the rows; what is given stands at the front, and the first `known` (B,) of each row count."""
+        lead, board, device, rows = self.body.lead, self.board, self.board.at.device, self.rows
+        self.filter, order = filter, plan.order
         u = lg.uniforms(keys[:, None], order, DRAW)
-        board.tokens[: self.rows, lead:] = tokens.gather(1, order).to(device)
-        board.order[: self.rows, lead:] = order.to(device) + lead
-        self.u[: self.rows, lead:] = u.to(self.u.dtype).to(device)
-        self.ends = plan.ends + lead
+        board.tokens[:rows, lead:] = tokens.gather(1, order).to(device)
+        board.order[:rows, lead:] = order.to(device) + lead
+        self.u[:rows, lead:] = u.to(self.u.dtype).to(device)
+        board.at[:rows] = (known + lead).to(device, torch.int32)
         if isinstance(self.body, CausalBody):
             board.tokens[:, 0] = self.body.start
-            columns = torch.arange(order.shape[1] + lead)
-            fixed = (columns < self.ends[:, :1]) | (columns >= self.ends[:, -1:])
-            self.fixed.copy_(fixed)
-            first = self.ends.min(0).values  # all rows read along, also those whose prompts are longer
-            self.ends = torch.arange(int(first[0]), int(self.ends.max()) + 1).expand(len(order), -1)
-        board.at[: self.rows] = self.ends[:, 0].to(device, torch.int32)
+            columns = torch.arange(order.shape[1])
+            self.fixed[:, lead:] = ((columns < plan.ends[:, :1]) | (columns >= plan.ends[:, -1:])).to(device)
+        if self.stream is not None:
+            self.stream.wait_stream(torch.cuda.current_stream())
 
     def step(self, starts: Tensor, ends: Tensor, context: Tensor, whole: bool) -> None:
         """Decide the slots from starts to ends; context (B,): how many of the last known tokens to encode."""
-        counts = ends - starts
+        with torch.cuda.stream(self.stream):
+            self._take(starts, ends - starts, context, whole)
+
+    def _take(self, starts: Tensor, counts: Tensor, context: Tensor, whole: bool) -> None:
         if _constant(counts) and _constant(starts) and _constant(context):
             n, k = int(context[0]), int(counts[0])
             self._play(("equal", n, k, whole), lambda: self._step(self._regular(n), self._regular(k), whole))
@@ -200,7 +223,7 @@ class Run:
         x, at = self.memory(board, context, targets, whole)
         logits = kernels.logits_of(kernels.normalise(x, head.offset), head.weight)
         drawn = self._draw(logits, at)
-        if self.lead:  # a causal model reads along where the prompt is longer than the shortest
+        if self.body.lead:  # a causal model reads along where the prompt is longer than the shortest
             drawn = torch.where(self.fixed.view(-1)[at], board.at_index(at)[1], drawn)
         board.tokens.view(-1).index_copy_(0, at, drawn)
         board.at[: len(targets)] += targets.longest if targets.equal else targets.bounds.diff()
@@ -209,30 +232,26 @@ class Run:
         u, head, filter = self.u.view(-1).index_select(0, at), self.body.head, self.filter
         if isinstance(filter, Truncation) and filter.top_k is None and filter.top_p in (None, 1):
             return kernels.draw(logits, head.bias, filter.temperature, u)
-        rows, positions = at // len(self.board.columns), self.board.at_index(at)[0] - self.lead
+        rows, positions = at // len(self.board.columns), self.board.at_index(at)[0] - self.body.lead
         return lg.draw(filter((logits + head.bias)[:, : head.vocab], rows, positions), u)
 
 
 class _Graphs:
     """Captured steps: the first of a kind is computed, the second captured, the others replayed."""
 
-    def __init__(self, device: torch.device):
-        self.stream, self.pool = torch.cuda.Stream(device), torch.cuda.graph_pool_handle()
+    def __init__(self) -> None:
+        self.pool = torch.cuda.graph_pool_handle()
         self.seen: set[tuple[object, ...]] = set()
         self.captured: dict[tuple[object, ...], torch.cuda.CUDAGraph] = {}
 
     def play(self, kind: tuple[object, ...], step: Callable[[], None]) -> None:
-        main = torch.cuda.current_stream()
-        self.stream.wait_stream(main)
-        with torch.cuda.stream(self.stream):
-            if kind not in self.seen:
-                step()
-            else:
-                if kind not in self.captured:
-                    self.captured[kind] = self._capture(step)
-                self.captured[kind].replay()
-        self.seen.add(kind)
-        main.wait_stream(self.stream)
+        if kind not in self.seen:
+            self.seen.add(kind)
+            step()
+            return
+        if kind not in self.captured:
+            self.captured[kind] = self._capture(step)
+        self.captured[kind].replay()
 
     def _capture(self, step: Callable[[], None]) -> torch.cuda.CUDAGraph:
         """As torch.cuda.graph does it, without the garbage collection that costs more than the capture."""
