@@ -23,13 +23,14 @@ FLOORS: dict[int, set[str]] = {
     3: {"engine"},
     4: {"files"},
     5: {"codec"},
-    6: {"checkpoint", "ema", "data", "official"},
-    7: {"api"},
-    8: {"evaluate"},
-    9: {"train"},
-    10: {"bench"},
-    11: {"recipes"},
-    12: {"cli", "demo", "__main__"},
+    6: {"checkpoint", "ema", "data", "official", "official_vq"},
+    7: {"texts", "images", "pictures"},
+    8: {"api"},
+    9: {"evaluate"},
+    10: {"train"},
+    11: {"bench"},
+    12: {"recipes"},
+    13: {"cli", "demo", "__main__"},
 }
 FLOOR = {room: floor for floor, rooms in FLOORS.items() for room in rooms}
 DOORS = {("cli", "demo"), ("__main__", "cli")}  # who may know whom on the top floor

@@ -1,11 +1,24 @@
 """Filters keep exactly the tokens of their definitions; draws are exact; random numbers belong to their row."""
 
+import math
+
 import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from maskless.logits import draw, row_keys, temper, top_k, top_p, uniforms
+from maskless.logits import (
+    draw,
+    guide,
+    gumbel,
+    log_probability,
+    row_keys,
+    rule_out,
+    temper,
+    top_k,
+    top_p,
+    uniforms,
+)
 
 LARGEST = 1 - 2.0**-53  # the largest double below 1
 
@@ -161,3 +174,52 @@ def test_row_keys_are_distinct_and_fit_the_generator():
     assert len(keys.unique()) == len(keys)
     assert int(keys.min()) >= 0
     assert int(keys.max()) < 2**60  # times 8 purposes, this still fits 63 bits
+
+
+def test_ids_that_are_ruled_out_and_no_others_are_gone():
+    logits = random_logits(5, 9)
+    before = logits.clone()
+    filtered = rule_out(logits, (8, 2))
+    assert kept(filtered) == [set(range(9)) - {2, 8}] * 5
+    assert unchanged_where_kept(filtered, logits)
+    assert torch.equal(logits, before)
+    assert torch.equal(rule_out(logits, ()), logits)
+
+
+def test_guided_logits_go_beyond_the_conditional_ones():
+    conditional, unconditional = random_logits(3, 5, seed=1), random_logits(3, 5, seed=2)
+    weight = torch.tensor([0.0, 0.5, 3.0])
+    expected = (1 + weight[:, None]) * conditional - weight[:, None] * unconditional
+    guided = guide(conditional, unconditional, weight)
+    torch.testing.assert_close(guided, expected)
+    assert torch.equal(guided[0], conditional[0])
+    coarse = (
+        conditional.bfloat16(),
+        unconditional.bfloat16(),
+    )  # what comes from an autocast network is not coarsened again
+    assert torch.equal(guide(*coarse, weight), guide(coarse[0].float(), coarse[1].float(), weight))
+
+
+def test_a_token_that_either_half_rules_out_stays_ruled_out():
+    conditional = torch.tensor([[0.0, 1.0, -torch.inf, -torch.inf]])
+    unconditional = torch.tensor([[0.5, -torch.inf, 0.0, -torch.inf]])
+    assert guide(conditional, unconditional, torch.tensor([2.0])).tolist() == [[-1.0, *[-torch.inf] * 3]]
+    assert torch.equal(guide(conditional, unconditional, torch.tensor([0.0])), conditional)
+
+
+def test_log_probabilities_are_those_of_the_softmax():
+    logits, tokens = random_logits(6, 9), torch.tensor([0, 8, 3, 3, 5, 1])
+    expected = logits.softmax(-1)[torch.arange(6), tokens].log()
+    torch.testing.assert_close(log_probability(logits, tokens), expected)
+    torch.testing.assert_close(log_probability(logits.bfloat16(), tokens), expected, atol=0.05, rtol=0)
+
+
+def test_gumbel_draws_have_their_law_and_are_finite(p_value):
+    u = uniforms(row_keys(0, torch.arange(100))[:, None], torch.arange(300), 3).flatten()
+    edges = torch.linspace(-1.5, 4, 23, dtype=torch.float64)
+    below = torch.cat([torch.zeros(1), torch.exp(-torch.exp(-edges)), torch.ones(1)])
+    observed = torch.searchsorted(edges, gumbel(u)).bincount(minlength=24)
+    assert p_value(observed, len(u) * below.diff()) > 1e-4
+    extremes = gumbel(torch.tensor([0.0, LARGEST], dtype=torch.float64))
+    assert extremes.isfinite().all()
+    assert extremes[1] == pytest.approx(53 * math.log(2), abs=0.01)

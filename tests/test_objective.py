@@ -8,7 +8,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from maskless.checkpoint import Model
-from maskless.objective import OBJECTIVES, bound, loss, noise, paper_bound
+from maskless.objective import OBJECTIVES, bound, drop_labels, loss, noise, paper_bound
 from maskless.problems import Problems, dense
 from maskless.schedule import EDGE
 
@@ -343,3 +343,77 @@ def test_a_causal_network_does_not_score_a_gap_with_text_behind_it(tiny):
     network = tiny("causal", scale=0.5, length=L, vocab=V)
     with pytest.raises(ValueError, match="causal"):
         bound(network, ROW[None], torch.tensor([[True, False, True, False]]))
+
+
+def test_the_arccos_objectives_split_an_image_behind_its_bos():
+    u, t = [0.99, 0.1, 0.4, 0.9], 0.5  # arccos(1/2) is 2/3 of a right angle: a third is in the first group
+    tokens = torch.tensor([[7, 5, 6, 8]])
+    arguments = tokens, torch.tensor([t]).double(), torch.tensor([u]).double(), tokens > 0
+    both, hidden = OBJECTIVES["pgm-arccos"](*arguments), OBJECTIVES["maskgit"](*arguments)
+    assert both.problems.positions.tolist() == [0, 1, 2, 3]
+    assert both.problems.offsets.lengths.tolist() == [2, 2]
+    assert both.problems.targets.tolist() == [2, 3, 1]
+    assert both.problems.target_offsets.lengths.tolist() == [2, 1]
+    assert both.answers.tolist() == [6, 8, 5]
+    assert hidden.problems.positions.tolist() == [0, 1]
+    assert hidden.answers.tolist() == [6, 8]
+    assert both.weights.tolist() == [1, 1, 1]
+    assert hidden.weights.tolist() == [1, 1]
+
+
+@pytest.mark.parametrize("name", ["pgm-arccos", "maskgit"])
+def test_the_chance_of_the_second_group_is_an_arccosine(name):
+    rows, n = 50_000, 9
+    t, u = noise(rows, n, seed=1, step=0)
+    tokens = torch.zeros(rows, n, dtype=torch.long)
+    problems = OBJECTIVES[name](tokens, t, u, tokens == 0).problems
+    second = problems.target_offsets.lengths[:: len(problems) // rows].double() / (n - 1)
+    assert not (problems.targets == 0).any()
+    for low in (0.0, 0.25, 0.5, 0.75):
+        part = (t >= low) & (t < low + 0.25)
+        assert near(second[part] - t[part].arccos() / (torch.pi / 2), 0.0)
+    assert near(second, 2 / torch.pi)  # the mean of arccos over a right angle
+
+
+def test_every_image_token_of_pgm_arccos_is_predicted_once():
+    task = task_of("pgm-arccos", 40)
+    row, position = place("pgm-arccos", task.problems)
+    assert sorted(zip(row.tolist(), position.tolist(), strict=True)) == [(b, i) for b in range(40) for i in range(1, L)]
+    context = task.problems.positions.split(task.problems.offsets.lengths.tolist())
+    assert all(int(part[0]) == 0 for part in context[::2])  # BOS is known first
+    assert not any((part == 0).any() for part in context[1::2])
+    assert task.weights.sum() == 40 * (L - 1)
+
+
+def test_the_draw_of_bos_is_free_for_other_use():
+    t, u = noise(30, L, seed=0, step=0)
+    tokens = ROW.repeat(30, 1)
+    for name in ("pgm-arccos", "maskgit"):
+        one, other = (OBJECTIVES[name](tokens, t, w, tokens >= 0) for w in (u, u.index_fill(1, torch.tensor([0]), 0.5)))
+        assert torch.equal(one.problems.positions, other.problems.positions)
+        assert torch.equal(one.problems.targets, other.problems.targets)
+
+
+@pytest.mark.parametrize("name", OBJECTIVES)
+def test_a_task_carries_the_labels_of_its_sequences(name):
+    problems = task_of(name, 6).labelled(torch.arange(6)).problems
+    assert torch.equal(problems.labels[problems.target_offsets.owner], place(name, problems)[0])
+
+
+def test_labels_are_dropped_where_the_draw_is_small():
+    labels, u = torch.tensor([4, 1, 0, 2]), torch.tensor([0.05, 0.1, 0.0, 0.9])
+    assert drop_labels(labels, u, 0.1, 10).tolist() == [10, 1, 10, 2]
+    assert drop_labels(labels, u, 0.0, 10).tolist() == labels.tolist()
+    assert labels.tolist() == [4, 1, 0, 2]
+
+
+def test_the_bound_asks_with_the_labels_of_the_sequences():
+    def knows_its_label(problems: Problems) -> Tensor:
+        assert problems.labels is not None
+        return 5.0 * F.one_hot(problems.labels[problems.target_offsets.owner], V)
+
+    tokens = torch.tensor([[0] * L, [2] * L])
+    right = bound(knows_its_label, tokens, labels=torch.tensor([0, 2]))
+    wrong = bound(knows_its_label, tokens, labels=torch.tensor([1, 2]))
+    assert right[0] == right[1] == wrong[1]
+    assert wrong[0] - right[0] == pytest.approx(5.0 * L)

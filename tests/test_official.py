@@ -185,11 +185,11 @@ def without(state, part: str):
     ("change", "message"),
     [
         (lambda s: without(s, "encoder.blocks.0.norm1"), "'encoder.blocks.0.norm1.weight' is missing, expected"),
-        (lambda s: without(s, "vocab_embed"), "is not a released text checkpoint"),
+        (lambda s: without(s, "vocab_embed"), "is not a released checkpoint"),
         (lambda s: s | {"surprise": torch.zeros(2)}, "holds the tensor 'surprise'"),
         (lambda s: s | {"decoder.group_swap.output_linear.bias": torch.zeros(3)}, r"output_linear.bias' is \(3,\)"),
         (lambda s: s | {"vocab_embed.embedding": torch.zeros(5)}, "vocab_embed"),
-        (lambda s: {}, "is not a released text checkpoint"),
+        (lambda s: {}, "is not a released checkpoint"),
     ],
     ids=["missing", "no embedding", "unknown", "wrong shape", "flat embedding", "empty"],
 )
@@ -296,7 +296,7 @@ def test_nothing_in_the_pickle_is_run(tmp_path, name, legacy):
     for content in ({"state_dict": state, "loops": evil}, {"state_dict": state | {"backbone.note": evil}}):
         assert difference(official.read(hide(content), weights="raw", length=LENGTH), random_state(**PGM)) < 1e-5
     for content in (evil, {"state_dict": evil}):
-        with pytest.raises(ValueError, match="is not a released text checkpoint"):
+        with pytest.raises(ValueError, match="is not a released checkpoint"):
             official.read(hide(content), weights="raw")
     assert not mark.exists()
     torch.load(path, weights_only=False)  # the payload is real: an ordinary load runs it

@@ -1,14 +1,31 @@
-"""Orders are permutations that keep the stages apart; counts add up and follow MDLM's posterior exactly."""
+"""Orders are permutations that keep the stages apart; counts add up and follow their laws and tables exactly."""
 
+import json
 import math
+from fractions import Fraction
+from pathlib import Path
 
 import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from maskless.order import COUNTS, ORDERS, mdlm, random, raster, uniform
+from maskless.order import (
+    COUNTS,
+    ORDERS,
+    after_lead,
+    arccos,
+    arccos_after_one,
+    halton,
+    halton_turns,
+    mdlm,
+    random,
+    raster,
+    uniform,
+)
 
+TABLES = Path(__file__).resolve().parents[2] / "shared" / "parity" / "tables"
+grids = st.tuples(st.integers(1, 9), st.integers(1, 9))
 stages = st.lists(st.lists(st.integers(0, 2), min_size=5, max_size=5), min_size=1, max_size=4).map(torch.tensor)
 
 
@@ -102,3 +119,161 @@ def test_mdlm_counts_survive_the_largest_draw():
 def test_random_is_not_raster():
     stage = torch.ones(1, 20, dtype=torch.long)
     assert not torch.equal(random(stage, draws(1, 20)), raster(stage, draws(1, 20)))
+
+
+def table(name: str) -> dict:
+    path = TABLES / f"{name}.json"
+    if not path.is_file():
+        pytest.skip(f"needs {path}")
+    return json.loads(path.read_text())
+
+
+def cells_of(H: int, W: int, **how) -> list[int]:
+    """The cells of an empty grid, as they come."""
+    return halton((H, W), **how)(torch.ones(1, H * W, dtype=torch.long), draws(1, H * W))[0].tolist()
+
+
+def mirrored(i: int, base: int) -> Fraction:
+    """The radical inverse by its definition, in exact fractions."""
+    value, scale = Fraction(0), Fraction(1, base)
+    while i:
+        value, i, scale = value + i % base * scale, i // base, scale / base
+    return value
+
+
+def test_halton_starts_in_the_cells_that_are_known():
+    assert [divmod(cell, 32) for cell in cells_of(32, 32)[:5]] == [(16, 10), (8, 21), (24, 3), (4, 14), (20, 24)]
+    assert cells_of(4, 4) == [9, 6, 12, 1, 11, 4, 14, 3, 8, 5, 0, 7, 13, 2, 15, 10]
+
+
+def test_halton_orders_equal_the_released_tables():
+    for side, order in table("halton")["order"].items():
+        assert cells_of(int(side), int(side)) == order, side
+
+
+@pytest.mark.parametrize(("H", "W"), [(1, 1), (1, 7), (7, 1), (3, 9), (9, 3), (5, 16), (12, 6), (39, 26)])
+def test_halton_visits_cells_as_the_sequence_first_falls_in_them(H, W):
+    visited: dict[int, None] = {}  # keeps the order of first entry
+    i = 0
+    while len(visited) < H * W:
+        i += 1
+        visited.setdefault(int(mirrored(i, 2) * H) * W + int(mirrored(i, 3) * W))
+    assert cells_of(H, W) == list(visited)
+
+
+@given(grid=grids, roll=st.booleans(), seed=st.integers(0, 99))
+def test_halton_is_a_permutation_with_known_cells_first_and_ignored_ones_last(grid, roll, seed):
+    n = grid[0] * grid[1]
+    u, v = draws(2, 3, n, seed=seed)
+    stage = (3 * v).long()
+    order = halton(grid, roll=roll)(stage, u)
+    assert torch.equal(order.sort(1).values, torch.arange(n).expand_as(order))
+    assert torch.equal(stage.gather(1, order), stage.sort(1).values)
+
+
+@given(grid=grids, seed=st.integers(0, 99))
+def test_halton_keeps_its_order_among_the_cells_that_are_left(grid, seed):
+    n = grid[0] * grid[1]
+    u, v = draws(2, 1, n, seed=seed)
+    wanted = v[0] < 0.5
+    order = halton(grid)(wanted[None].long(), u)[0]
+    assert order[wanted[order]].tolist() == [cell for cell in cells_of(*grid) if wanted[cell]]
+
+
+def test_halton_shuffles_the_known_cells(p_value):
+    order = halton((1, 3))(torch.zeros(12_000, 3, dtype=torch.long), draws(12_000, 3))
+    observed = (order @ torch.tensor([9, 3, 1])).bincount(minlength=27)
+    assert int((observed > 0).sum()) == 6
+    assert p_value(observed[observed > 0], torch.full((6,), 2_000.0)) > 1e-4
+
+
+def test_a_rolled_order_starts_anywhere_and_goes_round(p_value):
+    plain = cells_of(2, 3)
+    stage, u = torch.ones(6_000, 6, dtype=torch.long), draws(6_000, 6)
+    rolled = halton((2, 3), roll=True)(stage, u)
+    starts = [plain.index(int(row[0])) for row in rolled]
+    for row, start in zip(rolled[:50].tolist(), starts, strict=False):
+        assert row == plain[start:] + plain[:start]
+    assert p_value(torch.tensor(starts).bincount(minlength=6), torch.full((6,), 1_000.0)) > 1e-4
+    assert torch.equal(halton((2, 3), roll=True)(stage[7:8], u[7:8])[0], rolled[7])
+
+
+def test_the_turns_of_a_grid_are_computed_once():
+    assert halton_turns(6, 5) is halton_turns(6, 5)
+
+
+@pytest.mark.parametrize(("order", "cells"), [(random, (3, 4)), (raster, (3, 4)), (halton((3, 4)), (3, 4))])
+def test_a_lead_comes_first_and_the_rest_in_its_own_order(order, cells):
+    n = cells[0] * cells[1]
+    u, v = draws(2, 5, 2 + n)
+    stage = torch.where(torch.arange(2 + n) < 2, 0, (3 * v).long())
+    led = after_lead(order, 2)(stage, u)
+    assert torch.equal(led[:, :2], torch.tensor([[0, 1]]).expand(5, 2))
+    assert torch.equal(led[:, 2:] - 2, order(stage[:, 2:], u[:, 2:]))
+    assert torch.equal(after_lead(order, 0)(stage[:, 2:], u[:, 2:]), order(stage[:, 2:], u[:, 2:]))
+
+
+@pytest.mark.parametrize(
+    ("wrong", "message"),
+    [
+        (lambda: halton((0, 4)), "grid 0 x 4 is out of range: expected 1 x 1 or more"),
+        (lambda: halton((4, -1)), "grid 4 x -1 is out of range"),
+        (lambda: halton((4, 4))(torch.ones(1, 17), draws(1, 17)), "17 cells do not fit the grid 4 x 4: expected 16"),
+        (lambda: after_lead(random, -1), "lead -1 is out of range: expected 0 or more"),
+        (lambda: after_lead(random, 1)(torch.ones(1, 3), draws(1, 3)), "first 1 tokens .* expected them to be known"),
+    ],
+)
+def test_grids_and_leads_that_do_not_fit_are_refused(wrong, message):
+    with pytest.raises(ValueError, match=message):
+        wrong()
+
+
+def growing(counts, unknown: int, steps: int) -> list[int]:
+    return counts(torch.tensor([unknown]), torch.tensor([steps]), draws(1, unknown))[0].tolist()
+
+
+def test_arccos_counts_are_those_that_are_known():
+    first = [20, 20, 21, 20, 21, 20, 21, 21, 21, 22, 21, 22, 22, 23, 23, 23]
+    last = [24, 24, 25, 26, 26, 28, 28, 30, 32, 34, 36, 40, 45, 53, 68, 164]
+    assert growing(arccos, 1024, 32) == first + last
+    assert growing(arccos, 1024, 64)[-2:] == [48, 116]
+    assert growing(arccos_after_one, 1024, 32)[:3] == [1, 21, 21]
+    assert growing(arccos_after_one, 1024, 32)[-2:] == [69, 166]
+
+
+@pytest.mark.parametrize(("sampler", "counts"), [("halton", arccos), ("confidence", arccos_after_one)])
+def test_arccos_counts_equal_the_released_tables(sampler, counts):
+    for name, expected in table("arccos_counts")[sampler].items():
+        steps, length = (int(part[1:]) for part in name.split("_"))
+        if expected is None:  # the released sampler breaks down where a step has nothing to decide; ours has no such
+            assert growing(counts, length, steps) == [1] * length
+        else:
+            assert growing(counts, length, steps) == expected, name
+
+
+@pytest.mark.parametrize("counts", [arccos, arccos_after_one])
+@given(unknown=st.lists(st.integers(0, 40), min_size=1, max_size=4), steps=st.integers(1, 40))
+def test_arccos_counts_add_up_and_no_step_is_empty_that_need_not_be(counts, unknown, steps):
+    n, own = torch.tensor(unknown), torch.tensor(unknown).clamp(1, steps)
+    each = counts(n, own, draws(len(unknown), 40))
+    assert each.shape == (len(unknown), int(own.max()))
+    assert each.sum(1).tolist() == unknown
+    for row, s in enumerate(own.tolist()):
+        assert (each[row, :s] >= min(1, unknown[row])).all()
+        assert (each[row, s:] == 0).all()
+        assert torch.equal(each[row, :s], counts(n[row, None], own[row, None], draws(1, 40))[0])
+    more = counts(n, torch.full_like(n, steps), draws(len(unknown), 40))  # also with more steps than positions
+    assert (more >= 0).all()
+    assert more.sum(1).tolist() == unknown
+
+
+def test_halfway_a_third_is_decided_exactly():
+    """1 - arccos(1/2) / (pi/2) = 1/3, in floating point only nearly."""
+    assert growing(arccos, 9, 2) == [3, 6]
+    assert growing(arccos, 768, 2) == [256, 512]
+
+
+def test_the_first_step_of_the_confidence_counts_is_one_position():
+    assert growing(arccos_after_one, 50, 5)[0] == 1
+    assert growing(arccos_after_one, 50, 2) == [1, 49]
+    assert growing(arccos_after_one, 50, 1) == [50]

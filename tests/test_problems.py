@@ -66,6 +66,41 @@ def test_the_shapes_of_a_partition_do_not_depend_on_the_split(sizes):
         assert (len(offsets), offsets.total, offsets.longest, offsets.equal) == (4, 12, 6, False)
 
 
+@given(st.lists(st.integers(2, 6), min_size=1, max_size=4), st.integers(0, 99))
+def test_given_positions_are_in_the_first_context_and_are_not_predicted(sizes, seed):
+    L = 6
+    tokens, order, n = batch(sizes, L, seed)
+    problems, index = partition(tokens, order, n, given=2)
+    contexts, targets = rows(problems.positions, problems.offsets), rows(problems.targets, problems.target_offsets)
+    for b, size in enumerate(sizes):
+        assert contexts[2 * b : 2 * b + 2] == [order[b, :size].tolist(), order[b, size:].tolist()]
+        assert targets[2 * b : 2 * b + 2] == [order[b, size:].tolist(), order[b, 2:size].tolist()]
+    assert len(index) == len(problems.targets) == len(sizes) * (L - 2)
+    row_of_target = problems.target_offsets.owner // 2
+    assert torch.equal(tokens.flatten()[index], 100 * row_of_target + problems.targets)
+
+
+@pytest.mark.parametrize("lengths", [[2, 0, 3], [4, 4]])
+def test_grown_offsets_hold_one_more_element_in_each_segment(lengths):
+    grown = Offsets.from_lengths(torch.tensor(lengths)).grown()
+    expected = Offsets.from_lengths(torch.tensor(lengths) + 1)
+    assert torch.equal(grown.bounds, expected.bounds)
+    assert grown.bounds.dtype == torch.int32
+    assert (grown.total, grown.longest, grown.equal) == (expected.total, expected.longest, expected.equal)
+
+
+def test_labels_go_to_all_problems_of_their_sequence():
+    tokens, order, n = batch([2, 4], 6)
+    both, _ = partition(tokens, order, n)
+    assert both.labels is None
+    assert both.labelled(torch.tensor([7, 9])).labels.tolist() == [7, 7, 9, 9]
+    one, _ = split(tokens, order, n, n + 1)
+    assert one.labelled(torch.tensor([7, 9])).labels.tolist() == [7, 9]
+    assert one.labelled(torch.tensor([7, 9])).labelled(None).labels is None
+    with pytest.raises(ValueError, match="3 labels for 4 problems: expected one for each sequence"):
+        both.labelled(torch.tensor([1, 2, 3]))
+
+
 def test_both_problems_of_a_partitioned_row_have_its_label():
     problems, _ = partition(*batch([2, 4], 6), labels=torch.tensor([7, 9]))
     assert problems.labels.tolist() == [7, 7, 9, 9]

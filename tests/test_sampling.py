@@ -9,9 +9,9 @@ from torch import Tensor
 
 from maskless import logits as lg
 from maskless.logits import row_keys
-from maskless.order import COUNTS, ORDERS
+from maskless.order import COUNTS, ORDERS, after_lead, halton
 from maskless.problems import Problems, dense
-from maskless.sampling import DRAW, Step, Truncation, plan, plan_causal, sample
+from maskless.sampling import DRAW, Never, Plan, Step, Truncation, plan, plan_causal, sample, warmed
 
 KINDS = ["position", "mean", "logsumexp", "ordered", "masked"]
 WAYS = [(order, counts) for order in ORDERS for counts in COUNTS]
@@ -284,6 +284,55 @@ def test_a_temperature_near_zero_is_greedy(temperature):
     assert lg.draw(filtered, torch.tensor([0.999]).double()).tolist() == [2]
 
 
+def test_ids_that_are_never_drawn_are_not_drawn(tiny):
+    network, unknown = tiny("position", scale=0.2), torch.zeros(50, L, dtype=torch.bool)
+    done, _ = run(network, unknown.long(), unknown, steps=3)
+    assert len(done.unique()) == V + 1
+    done, _ = run(network, unknown.long(), unknown, steps=3, filter=Never((0, 4, V)))
+    assert set(done.unique().tolist()) == set(range(V)) - {0, 4}
+
+
+def test_warm_up_halves_the_sharpness_in_the_first_steps_of_each_row():
+    came = torch.tensor([[0, 1, 2, -1], [3, 2, -1, 4]])  # row 1 starts later: others had shorter prompts
+    rows, positions = torch.tensor([0, 0, 0, 1, 1, 1]), torch.tensor([0, 1, 2, 1, 0, 3])
+    logits = torch.full((6, 3), 8.0)
+    for steps, expected in ((0, [8] * 6), (1, [4, 8, 8, 4, 8, 8]), (2, [4, 4, 8, 4, 4, 8])):
+        assert warmed(came, steps)(logits, rows, positions)[:, 0].tolist() == expected
+    with pytest.raises(ValueError, match="warmup -1 is out of range"):
+        warmed(came, -1)
+
+
+def test_a_warm_first_step_samples_at_twice_the_temperature(p_value):
+    rows, logits = 20_000, torch.tensor([2.0, 0.0, -1.0])
+    unknown, keys = torch.zeros(rows, 2, dtype=torch.bool), row_keys(0, torch.arange(rows))
+    planned = plan(unknown, ~unknown, keys, steps=2, order=ORDERS["raster"], counts=COUNTS["uniform"])
+    done, filter = unknown.long(), warmed(planned.came(), 1)
+    list(sample(lambda p: logits.expand(len(p.targets), 3), done, planned, keys, filter=filter))
+    for position, sharpness in ((0, 0.5), (1, 1.0)):
+        law = (sharpness * logits).double().softmax(-1)
+        assert p_value(done[:, position].bincount(minlength=3), rows * law) > 1e-4
+
+
+def test_progress_goes_from_0_to_1_over_a_rows_own_steps():
+    ends = torch.tensor([[0, 1, 2, 3, 4, 5], [3, 4, 5, 5, 5, 5], [2, 2, 2, 3, 4, 4], [4, 5, 5, 5, 5, 5]])
+    progress = Plan(torch.arange(5).repeat(4, 1), ends).progress()
+    assert progress.tolist() == [[0, 0.25, 0.5, 0.75, 1], [0, 1, 1, 1, 1], [0, 0, 0, 1, 1], [0, 1, 1, 1, 1]]
+
+
+def test_a_picture_is_decided_cell_by_cell_after_its_bos():
+    """3 x 4 cells after a BOS, of which some are known: the others come as the Halton sequence visits them."""
+    order = after_lead(halton((3, 4)), 1)
+    cells = halton((3, 4))(torch.ones(1, 12, dtype=torch.long), torch.zeros(1, 12))[0].tolist()
+    known = torch.zeros(2, 13, dtype=torch.bool)
+    known[:, 0] = known[1, [3, 8, 9]] = True
+    keys, tokens = row_keys(0, torch.arange(2)), torch.full((2, 13), -1)
+    planned = plan(known, ~known, keys, steps=4, order=order, counts=COUNTS["arccos"])
+    list(sample(lambda p: certain(p.targets, 13), tokens, planned, keys, filter=Truncation()))
+    assert torch.equal(tokens, torch.where(known, -1, torch.arange(13)))
+    assert planned.decided() == [[1 + c for c in cells], [1 + c for c in cells if 1 + c not in (3, 8, 9)]]
+    assert planned.order[:, 0].tolist() == [0, 0]
+
+
 @pytest.mark.parametrize(
     ("wrong", "message"),
     [
@@ -298,6 +347,11 @@ def test_a_temperature_near_zero_is_greedy(temperature):
 def test_truncations_out_of_range_are_refused(wrong, message):
     with pytest.raises(ValueError, match=message):
         Truncation(**wrong)
+
+
+def test_negative_ids_are_refused():
+    with pytest.raises(ValueError, match="expected 0 or more"):
+        Never((3, -1))
 
 
 def laws_of_counts(counts: str, n: int, steps: int) -> dict[tuple[int, ...], float]:

@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING, Any
 from maskless.version import __version__
 
 if TYPE_CHECKING:
-    from maskless.api import Sampled, Text, fill, generate, load, log_likelihood
+    from maskless.api import Picture, Sampled, Text, fill, generate, load, log_likelihood
     from maskless.checkpoint import Model
 
-__all__ = ["Model", "Sampled", "Text", "__version__", "fill", "generate", "load", "log_likelihood"]
+__all__ = ["Model", "Picture", "Sampled", "Text", "__version__", "fill", "generate", "load", "log_likelihood"]
 
 
 def __getattr__(name: str) -> Any:

@@ -1,4 +1,4 @@
-"""Model folders: config.json, model.safetensors, tokenizer.json; and files that appear whole or not at all.
+"""Model folders: config.json, model.safetensors, and tokenizer.json or codec/; files appear whole or not at all.
 
 Nothing in a model folder is code, and nothing in it is executed when it is read.
 """
@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -16,9 +17,11 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
 from maskless.codec.text import TextCodec
+from maskless.codec.vq import ImageCodec, read_codec
 from maskless.files import write_aside
 from maskless.nn.causal import CausalConfig, CausalTransformer
 from maskless.nn.masked import MaskedConfig, MaskedTransformer
+from maskless.nn.maskgit import MaskGIT, MaskGITConfig
 from maskless.nn.partition import PartitionConfig, PartitionTransformer
 from maskless.problems import dense
 
@@ -26,18 +29,30 @@ NETWORKS: dict[str, tuple[type[Any], type[nn.Module]]] = {
     "partition": (PartitionConfig, PartitionTransformer),
     "masked": (MaskedConfig, MaskedTransformer),
     "causal": (CausalConfig, CausalTransformer),
+    "maskgit": (MaskGITConfig, MaskGIT),
 }
-FILES = ["config.json", "model.safetensors", "tokenizer.json"]
+FILES = ["config.json", "model.safetensors", "tokenizer.json", "codec/*"]
 
 
 class Model(nn.Module):
-    """A network with what is needed to use it: its tokenizer, and how its sequences are laid out."""
+    """A network with what is needed to use it: its tokenizer or codec, and how its sequences are laid out.
 
-    def __init__(self, network: nn.Module, codec: TextCodec | None = None, layout: str = "packed"):
+    layout: "packed" rows start anywhere, "wrapped" and "padded" ones with BOS, "image" ones are a BOS and a grid.
+    classes: the names of the labels of a model of images.
+    """
+
+    def __init__(
+        self,
+        network: nn.Module,
+        codec: TextCodec | ImageCodec | None = None,
+        layout: str = "packed",
+        classes: Sequence[str] = (),
+    ):
         super().__init__()
         self.network = network
         self.codec = codec
-        self.layout = layout  # "packed" rows start anywhere; "wrapped" and "padded" ones start with BOS
+        self.layout = layout
+        self.classes = tuple(classes)
 
     @property
     def config(self) -> Any:
@@ -68,6 +83,8 @@ class Model(nn.Module):
         For a model with ordered context, the order of a row's tokens is the order in which they became known.
         """
         self._check_predict(tokens, positions, targets, lengths)
+        if labels is not None:
+            check_ids("label", labels, 1 + (getattr(self.config, "classes", None) or 0))
         problems = dense(tokens, positions, targets, lengths, labels)
         if isinstance(self.network, CausalTransformer):
             self.network.check(problems)
@@ -95,8 +112,10 @@ class Model(nn.Module):
         state = {name: value.contiguous() for name, value in weights.items()}
         write_aside(folder / "model.safetensors", lambda path: save_file(state, path, {"format": "pt"}))
         if self.codec is not None:
-            self.codec.save(folder)
+            self.codec.save(folder if isinstance(self.codec, TextCodec) else folder / "codec")
         config = {"kind": self.kind, "network": dataclasses.asdict(self.config), "layout": self.layout}
+        if self.classes:
+            config["classes"] = list(self.classes)
         write_aside(folder / "config.json", lambda path: path.write_text(json.dumps(config, indent=2) + "\n"))
 
     @classmethod
@@ -105,9 +124,13 @@ class Model(nn.Module):
         folder = Path(name)
         if not folder.is_dir():
             folder = _download(str(name))
-        network, layout = _read_network(folder)
-        codec = TextCodec.load(folder) if (folder / "tokenizer.json").exists() else None
-        return cls(network, codec, layout).eval()
+        network, layout, classes = _read_network(folder)
+        codec: TextCodec | ImageCodec | None = None
+        if (folder / "tokenizer.json").exists():
+            codec = TextCodec.load(folder)
+        elif (folder / "codec").is_dir():
+            codec = read_codec(folder / "codec")
+        return cls(network, codec, layout, classes).eval()
 
     def push_to_hub(self, repo: str, *, private: bool = False) -> str:
         """Upload the model folder to the Hugging Face hub; returns its address."""
@@ -130,10 +153,10 @@ def check_ids(name: str, values: Tensor, limit: int) -> None:
         raise ValueError(f"a {name} is {int(wrong[0])}: expected 0 to {limit - 1}")
 
 
-def _read_network(folder: Path) -> tuple[nn.Module, str]:
+def _read_network(folder: Path) -> tuple[nn.Module, str, list[str]]:
     try:
         config = json.loads((folder / "config.json").read_text())
-        kind, layout = config["kind"], config["layout"]
+        kind, layout, classes = config["kind"], config["layout"], config.get("classes", [])
         make_config, make_network = NETWORKS[kind]
         network = make_network(make_config(**config["network"]))
     except FileNotFoundError:
@@ -148,7 +171,7 @@ def _read_network(folder: Path) -> tuple[nn.Module, str]:
     except SafetensorError as error:
         raise ValueError(f"{file} is damaged or not a safetensors file: {error}") from None
     load_state(network, state, file)
-    return network, layout
+    return network, layout, classes
 
 
 def load_state(network: nn.Module, state: dict[str, Tensor], source: object) -> None:

@@ -16,6 +16,7 @@ from rich.text import Text as Line
 
 from maskless import api
 from maskless.checkpoint import Model
+from maskless.codec.text import TextCodec
 from maskless.data import toy
 from maskless.data.prepare import prepare
 from maskless.data.tokens import Prepared, open_tokens
@@ -124,7 +125,7 @@ def _show_filling(console: Console, model: Model, seed: int) -> None:
 
 def _after(filled: api.Text, step: int, model: Model) -> Line:
     """The sentence as it stood after a step."""
-    assert model.codec is not None
+    assert isinstance(model.codec, TextCodec)
     line = Line(f"{step + 1:>2} ", style="dim")
     for token, came in zip(filled.tokens, filled.steps, strict=True):
         if token == model.codec.eos:

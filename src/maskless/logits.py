@@ -8,6 +8,8 @@ Shapes: U targets, V vocabulary.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 import torch
 from torch import Tensor
 
@@ -36,6 +38,38 @@ def top_p(logits: Tensor, p: float) -> Tensor:
     before = probability.cumsum(-1) - probability  # what the more likely tokens hold already
     values = values.masked_fill(before >= p, -torch.inf)
     return torch.empty_like(logits).scatter_(-1, index, values)
+
+
+def rule_out(logits: Tensor, ids: Iterable[int]) -> Tensor:
+    """Logits with these ids -inf.  (U, V) -> (U, V)"""
+    logits = logits.clone()
+    for i in ids:
+        logits[:, i] = -torch.inf
+    return logits
+
+
+def guide(conditional: Tensor, unconditional: Tensor, weight: Tensor) -> Tensor:
+    """(1 + w) * conditional - w * unconditional; weight (U,).  (U, V), (U, V) -> (U, V)  Classifier-free guidance
+
+    In float32. Where w is 0 the conditional logits come back as they were. What either rules out stays ruled out: the
+    difference of two infinities would be no number.
+    """
+    conditional, unconditional = conditional.float(), unconditional.float()
+    w = weight.float().to(conditional.device)[:, None]
+    wide = conditional + w * (conditional - unconditional)
+    ruled_out = (conditional == -torch.inf) | ((unconditional == -torch.inf) & (w != 0))
+    return torch.where(w == 0, conditional, wide).masked_fill(ruled_out, -torch.inf)
+
+
+def log_probability(logits: Tensor, tokens: Tensor) -> Tensor:
+    """log p of one token of each row.  (U, V), (U,) -> (U,)"""
+    logits = logits.float()
+    return logits.gather(1, tokens[:, None])[:, 0] - logits.logsumexp(-1)
+
+
+def gumbel(u: Tensor) -> Tensor:
+    """Finite draws of the standard Gumbel distribution from uniform ones in [0, 1)."""
+    return -(-u.clamp_min(2.0**-54).log()).log()
 
 
 def draw(logits: Tensor, u: Tensor) -> Tensor:

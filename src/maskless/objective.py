@@ -9,8 +9,9 @@ Shapes: B sequences, L length, U targets, V vocabulary.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
@@ -30,6 +31,10 @@ class Task:
     problems: Problems
     answers: Tensor  # (U,)
     weights: Tensor  # (U,) float32
+
+    def labelled(self, labels: Tensor | None) -> Task:
+        """The same task with the class label of each sequence.  (B,)"""
+        return replace(self, problems=self.problems.labelled(labels))
 
     def map(self, change: Callable[[Tensor], Tensor]) -> Task:
         """The same task with every tensor changed: moved, pinned."""
@@ -90,6 +95,35 @@ def causal(tokens: Tensor, t: Tensor, u: Tensor, valid: Tensor) -> Task:
     return Task(problems, tokens.flatten(), valid.flatten().float())
 
 
+def pgm_arccos(tokens: Tensor, t: Tensor, u: Tensor, valid: Tensor) -> Task:
+    """Both groups of an image predict each other, and every token weighs 1; only the sizes of the groups are drawn.
+
+    The first token (BOS) is in the first group and is never predicted; any other is in the second group with
+    probability arccos(t) / (pi/2). u[:, 0] is not used.  PGM, Sec. 5.2
+    """
+    order, first = _behind_bos(t, u)
+    problems, index = partition(tokens, order, first, given=1)
+    return Task(problems, tokens.flatten()[index], valid.flatten()[index].float())
+
+
+def maskgit(tokens: Tensor, t: Tensor, u: Tensor, valid: Tensor) -> Task:
+    """The second group of `pgm_arccos` is hidden and is predicted from the first, every token with weight 1.
+
+    (The released code also counts the tokens that the network sees.)
+    """
+    order, first = _behind_bos(t, u)
+    problems, index = split(tokens, order, first, torch.full_like(first, tokens.shape[1]))
+    return Task(problems, tokens.flatten()[index], valid.flatten()[index].float())
+
+
+def drop_labels(labels: Tensor, u: Tensor, p: float, dropped: int) -> Tensor:
+    """Labels with a share p of them replaced by the id that says nothing, for classifier-free guidance.
+
+    labels (B,), u (B,) uniform draws in [0, 1) -> (B,)
+    """
+    return labels.masked_fill(u < p, dropped)
+
+
 Objective = Callable[[Tensor, Tensor, Tensor, Tensor], Task]
 OBJECTIVES: dict[str, Objective] = {
     "pgm": pgm,
@@ -97,6 +131,8 @@ OBJECTIVES: dict[str, Objective] = {
     "pgm-exact": pgm_exact,
     "mdlm": mdlm,
     "causal": causal,
+    "pgm-arccos": pgm_arccos,
+    "maskgit": maskgit,
 }
 
 
@@ -131,6 +167,7 @@ def bound(
     known: Tensor | None = None,
     *,
     counted: Tensor | None = None,
+    labels: Tensor | None = None,
     samples: int = 8,
     seed: int = 0,
 ) -> Tensor:
@@ -139,7 +176,7 @@ def bound(
     The bound is the sum over n of the mean cost of the hidden tokens when n of the m unknown ones are shown. Each of
     the `samples` shows a random n (stratified over 0 to m-1) and lets both groups predict each other, which counts n
     and m-n at once; a model that gives every token the same cost has no variance at all. A causal network is exact.
-    counted (B, L): which tokens' costs count (all but padding, say).
+    counted (B, L): which tokens' costs count (all but padding, say). labels (B,): of a network with classes.
     """
     known = torch.zeros_like(tokens, dtype=torch.bool) if known is None else known
     counted = ~known if counted is None else counted & ~known
@@ -156,6 +193,7 @@ def bound(
         order = (torch.rand(tokens.shape, generator=generator) + (~known).float()).argsort(1)
         for part, context, targets in ((order, n, m - n), (_swapped(order, given, n, m), m - n, n)):
             problems, index = split(tokens, part, given + context, given + context + targets)
+            problems = problems.labelled(labels)
             cost = _answer(network, problems, tokens.flatten()[index]) * counted.flatten()[index]
             mean = torch.zeros_like(total).index_add(0, problems.target_offsets.owner, cost) / targets.clamp_min(1)
             total += m * mean / torch.where(n == 0, 1, 2)
@@ -172,6 +210,12 @@ def paper_bound(network: Network, tokens: Tensor, *, counted: Tensor | None = No
     task = mdlm(tokens, t, u, counted)
     cost = _answer(network, task.problems, task.answers) * task.weights.double()
     return torch.zeros(len(tokens), dtype=torch.float64).index_add(0, task.problems.target_offsets.owner, cost)
+
+
+def _behind_bos(t: Tensor, u: Tensor) -> tuple[Tensor, Tensor]:
+    """An order that begins with BOS, and how many of it are in the first group.  (B,), (B, L) -> (B, L), (B,)"""
+    u = torch.cat([torch.full_like(u[:, :1], -1), u[:, 1:]], 1)
+    return u.argsort(1), (u < 1 - t.arccos()[:, None] / (math.pi / 2)).sum(1)
 
 
 def _two_groups(tokens: Tensor, t: Tensor, u: Tensor, valid: Tensor) -> Task:

@@ -1,13 +1,15 @@
-"""Reads the text checkpoints that the paper's authors released, without running anything from the pickle.
+"""Reads the checkpoints that the paper's authors released, without running anything from the pickle.
 
-A released file is a Lightning checkpoint: `state_dict` with a `backbone.` prefix, `ema.shadow_params` as a list of
-tensors in the order of the parameters, and a configuration of classes from other packages. Tensors and plain
-containers are read; every other class becomes an inert record.
+A released text file is a Lightning checkpoint: `state_dict` with a `backbone.` prefix, `ema.shadow_params` as a list of
+tensors in the order of the parameters, and a configuration of classes from other packages. An image file has
+`model_state_dict`, no averages and no configuration. Tensors and plain containers are read; every other class becomes
+an inert record.
 """
 
 from __future__ import annotations
 
 import collections
+import math
 import pickle
 import types
 import zipfile
@@ -18,12 +20,15 @@ import torch
 from torch import Tensor, nn
 
 from maskless.nn.masked import MaskedConfig, MaskedTransformer
+from maskless.nn.maskgit import MaskGIT, MaskGITConfig
 from maskless.nn.partition import PartitionConfig, PartitionTransformer
 
 QUERY_NAMES = {"learn+freqs": "position", "learn+freqs+mean": "mean", "learn+freqs+logsumexp": "logsumexp"}
 BERT_VOCAB, BERT_MASK = 30_522, 103
+HEAD_WIDTH = 64  # of all released networks; a Partition Transformer's file also tells
 
-# Released name -> ours, in the order of the released parameters (which is the order of the EMA).
+# Released name -> ours, in the order of the released parameters (which is the order of the EMA). Where several have one
+# name with us, ours is made of them, one after the other.
 MLP = [
     ("mlp.0.weight", "mlp.up.weight"),
     ("mlp.0.bias", "mlp.up.bias"),
@@ -33,6 +38,10 @@ MLP = [
 MODULATION = [
     ("adaLN_modulation.weight", "modulation.linear.weight"),
     ("adaLN_modulation.bias", "modulation.linear.bias"),
+]
+IMAGE_STEM = [
+    ("vocab_embed.embedding", "embedding.weight"),
+    ("cls_embed.embedding_table.weight", "condition.weight"),
 ]
 STEM = [
     ("vocab_embed.embedding", "embedding.weight"),
@@ -71,66 +80,120 @@ CROSS_BLOCK = [
     *MODULATION,
 ]
 HEAD = [("norm_final.weight", "norm.weight"), ("linear.weight", "linear.weight"), ("linear.bias", "linear.bias")]
+MASKGIT_STEM = [
+    ("cls_emb.weight", "condition.weight"),
+    ("tok_emb.weight", "head.linear.weight"),
+    ("pos_emb.weight", "places"),
+]
+MASKGIT_BLOCK = [
+    ("mlp.1.weight", "modulation.linear.weight"),
+    ("mlp.1.bias", "modulation.linear.bias"),
+    ("ln1.weight", "norm1.weight"),
+    ("attn.wq.weight", "qkv.weight"),
+    ("attn.wk.weight", "qkv.weight"),
+    ("attn.wv.weight", "qkv.weight"),
+    ("attn.wo.weight", "out.weight"),
+    ("ln2.weight", "norm2.weight"),
+    ("ff.w1.weight", "up.weight"),
+    ("ff.w2.weight", "down.weight"),
+    ("ff.w3.weight", "up.weight"),
+]
+MASKGIT_END = [
+    ("last_norm.norm_final.weight", "head.norm.weight"),
+    ("last_norm.norm_final.bias", "head.norm_bias"),
+    ("last_norm.mlp.1.weight", "head.modulation.linear.weight"),
+    ("last_norm.mlp.1.bias", "head.modulation.linear.bias"),
+    ("head.bias", "head.linear.bias"),
+    ("reg_tokens.weight", "register"),
+]
+IGNORED = ("inv_freq", "head.weight")  # a constant; and in a MaskGIT, its token vectors under another name
 
 
 def read(path: str | Path, *, weights: str = "ema", queries: str | None = None, length: int | None = None) -> nn.Module:
-    """The network of a released text checkpoint (PGM or MDLM), its sizes taken from the tensors.
+    """The network of a released checkpoint, its sizes taken from the tensors: PGM, MDLM, or for images PGM or MaskGIT.
 
-    weights: "ema" or "raw". queries, length: only needed where the file's own configuration does not say.
+    weights: "ema" or "raw"; for images no averages were kept, and what there is comes for either. queries, length: only
+    needed where the file's own configuration does not say (by default the released sizes).
     """
     if weights not in ("ema", "raw"):
         raise ValueError(f"unknown weights {weights!r}: expected ema or raw")
     path = Path(path)
     content = _unpickle(path)
-    state = {_bare(str(name)): value for name, value in content["state_dict"].items() if isinstance(value, Tensor)}
+    images = not isinstance(content.get("state_dict"), dict)
+    stored = content["model_state_dict" if images else "state_dict"]
+    state = {_bare(str(name)): value for name, value in stored.items() if isinstance(value, Tensor)}
     settings = _entry(_plain(_entry(content.get("hyper_parameters"), "config")), "model")
     network = _empty_network(path, state, settings, queries, length)
     names = _names(network)
-    source = _ema(path, content, names) if weights == "ema" else state
-    if unknown := [name for name in state if name not in names and not name.endswith("inv_freq")]:
-        raise ValueError(f"{path} holds the tensor {unknown[0]!r}, which no known text model has")
-    own = network.state_dict()
-    for theirs, ours in names.items():
-        if theirs not in source or source[theirs].shape != own[ours].shape:
-            found = tuple(source[theirs].shape) if theirs in source else "missing"
-            raise ValueError(f"{path}: {theirs!r} is {found}, expected {tuple(own[ours].shape)}")
-    network.load_state_dict({ours: source[theirs].float() for theirs, ours in names.items()})
+    source = _ema(path, content, names) if weights == "ema" and not images else state
+    if unknown := [name for name in state if name not in names and not name.endswith(IGNORED)]:
+        raise ValueError(
+            f"{path} holds the tensor {unknown[0]!r}, which no known {'image' if images else 'text'} model has"
+        )
+    network.load_state_dict(_fitting(path, source, names, network.state_dict()))
     return network
+
+
+def _fitting(path: Path, source: dict[str, Tensor], names: dict[str, str], own: dict[str, Tensor]) -> dict[str, Tensor]:
+    """The tensors under our names; one clear line about the first that does not fit."""
+    parts: dict[str, list[Tensor]] = {ours: [] for ours in own}
+    of = collections.Counter(names.values())
+    for theirs, ours in names.items():
+        rows, *others = own[ours].shape
+        expected = (rows // of[ours], *others)
+        if theirs not in source or tuple(source[theirs].shape) != expected:
+            found = tuple(source[theirs].shape) if theirs in source else "missing"
+            raise ValueError(f"{path}: {theirs!r} is {found}, expected {expected}")
+        parts[ours].append(source[theirs].float())
+    return {ours: torch.cat(tensors) for ours, tensors in parts.items()}
 
 
 def _names(network: nn.Module) -> dict[str, str]:
     """Released name -> ours for every parameter of a network, in the released order."""
     c: Any = network.config
-    prefixed = [("", "", STEM)]
-    if isinstance(c, PartitionConfig):
-        prefixed += [(f"encoder.blocks.{i}.", f"encoder.{i}.", SELF_BLOCK) for i in range(c.encoder)]
-        prefixed += [("decoder.group_swap.", "swap.", SWAP)]
-        prefixed += [(f"decoder.layers.{i}.", f"decoder.{i}.", CROSS_BLOCK) for i in range(c.decoder)]
-    else:
-        prefixed += [(f"blocks.{i}.", f"blocks.{i}.", SELF_BLOCK) for i in range(c.layers)]
-    prefixed += [("output_layer.", "head.", HEAD + MODULATION)]
-    return {theirs + a: ours + b for theirs, ours, table in prefixed for a, b in table}
+    if isinstance(c, MaskGITConfig):
+        blocks = [(f"transformer.layers.{i}.", f"blocks.{i}.", MASKGIT_BLOCK) for i in range(c.layers)]
+        return _prefixed([("", "", MASKGIT_STEM), *blocks, ("", "", MASKGIT_END)])
+    head = ("output_layer.", "head.", HEAD + MODULATION)
+    if isinstance(c, MaskedConfig):
+        blocks = [(f"blocks.{i}.", f"blocks.{i}.", SELF_BLOCK) for i in range(c.layers)]
+        return _prefixed([("", "", STEM), *blocks, head])
+    encoder = [(f"encoder.blocks.{i}.", f"encoder.{i}.", SELF_BLOCK) for i in range(c.encoder)]
+    decoder = [(f"decoder.layers.{i}.", f"decoder.{i}.", CROSS_BLOCK) for i in range(c.decoder)]
+    layers = [*encoder, ("decoder.group_swap.", "swap.", SWAP), *decoder, head]
+    if c.classes is None:
+        return _prefixed([("", "", STEM), *layers])
+    return _prefixed([("", "", IMAGE_STEM), *layers, ("", "", [("reg_tokens.weight", "registers.weight")])])
+
+
+def _prefixed(tables: list[tuple[str, str, list[tuple[str, str]]]]) -> dict[str, str]:
+    return {theirs + a: ours + b for theirs, ours, table in tables for a, b in table}
 
 
 def _empty_network(
     path: Path, state: dict[str, Tensor], settings: Any, queries: str | None, length: int | None
 ) -> nn.Module:
-    if "vocab_embed.embedding" not in state or "sigma_map.mlp.0.weight" not in state:
-        raise ValueError(f"{path} is not a released text checkpoint: it lacks vocab_embed or sigma_map")
-    shape = tuple(state["vocab_embed.embedding"].shape)
-    if len(shape) != 2:
-        raise ValueError(f"{path}: 'vocab_embed.embedding' is {shape}, expected (vocabulary, width)")
-    vocab, width = shape
-    head_width = 2 * len(state["rotary_emb.inv_freq"]) if "rotary_emb.inv_freq" in state else 64
-    mask = BERT_MASK if vocab == BERT_VOCAB else vocab - 1
+    if "tok_emb.weight" in state and "cls_emb.weight" in state:
+        return _empty_maskgit(path, state)
+    image = "cls_embed.embedding_table.weight" in state
+    if "vocab_embed.embedding" not in state or not (image or "sigma_map.mlp.0.weight" in state):
+        raise ValueError(f"{path} is not a released checkpoint: it lacks vocab_embed, or sigma_map and cls_embed")
+    vocab, width = _table(path, state, "vocab_embed.embedding")
+    inverse = state.get("rotary_emb.inv_freq")
     sizes: dict[str, Any] = {
         "vocab": vocab,
         "width": width,
-        "heads": width // head_width,
-        "condition": len(state["sigma_map.mlp.0.weight"]),
-        "length": length or _entry(settings, "length") or 1024,
+        "heads": max(1, width // (HEAD_WIDTH if inverse is None else 2 * len(inverse))),
+        "length": length or _entry(settings, "length") or (1025 if image else 1024),
     }
-    if "decoder.group_swap.base_embedding" not in state:
+    if image:
+        classes, sizes["condition"] = _table(path, state, "cls_embed.embedding_table.weight")
+        sizes |= {"classes": classes - 1, "registers": True, "grid": _square(sizes["length"])}
+        mask = vocab - 2  # the last id is BOS
+    else:
+        sizes["condition"] = len(state["sigma_map.mlp.0.weight"])
+        mask = BERT_MASK if vocab == BERT_VOCAB else vocab - 1
+    if "decoder.group_swap.base_embedding" not in state and not image:
         told = length is not None or _entry(settings, "length") is not None
         return MaskedTransformer(MaskedConfig(**sizes, mask=mask, layers=_depth(state, "blocks."), always_full=told))
     mode = _entry(_entry(settings, "swap"), "pre_query_mode") or "learn+freqs"
@@ -146,6 +209,38 @@ def _empty_network(
             swap="released",
         )
     )
+
+
+def _empty_maskgit(path: Path, state: dict[str, Tensor]) -> MaskGIT:
+    vocab, width = _table(path, state, "tok_emb.weight")
+    places, hidden = (_table(path, state, name)[0] for name in ("pos_emb.weight", "transformer.layers.0.ff.w1.weight"))
+    return MaskGIT(
+        MaskGITConfig(
+            vocab=vocab,
+            mask=vocab - 1,
+            length=1 + places,
+            classes=_table(path, state, "cls_emb.weight")[0] - 1,
+            width=width,
+            heads=max(1, width // HEAD_WIDTH),
+            layers=_depth(state, "transformer.layers."),
+            hidden=hidden,
+            grid=_square(1 + places),
+        )
+    )
+
+
+def _table(path: Path, state: dict[str, Tensor], name: str) -> tuple[int, int]:
+    """The sizes of a matrix."""
+    shape = tuple(state[name].shape) if name in state else "missing"
+    if len(shape) != 2 or isinstance(shape, str):
+        raise ValueError(f"{path}: {name!r} is {shape}, expected a matrix of two sizes")
+    return shape[0], shape[1]
+
+
+def _square(length: int) -> tuple[int, int] | None:
+    """The sides of a square image that follows a BOS."""
+    side = math.isqrt(length - 1)
+    return (side, side) if side * side == length - 1 else None
 
 
 def _depth(state: dict[str, Tensor], prefix: str) -> int:
@@ -168,8 +263,8 @@ def _entry(node: Any, key: str) -> Any:
 
 def _bare(name: str) -> str:
     name = name.replace("_orig_mod.", "")
-    while name.startswith("backbone."):
-        name = name.removeprefix("backbone.")
+    while name.startswith(("backbone.", "module.")):
+        name = name.split(".", 1)[1]
     return name
 
 
@@ -218,8 +313,9 @@ def _unpickle(path: Path) -> dict[str, Any]:
     except Exception as error:  # a damaged file fails in as many ways as there are formats
         reason = (str(error).strip().splitlines() or [""])[0]
         raise ValueError(f"{path} is damaged or not a checkpoint: {type(error).__name__}: {reason}") from None
-    if not isinstance(content, dict) or not isinstance(content.get("state_dict"), dict):
-        raise ValueError(f"{path} is not a released text checkpoint: it holds no state_dict")
+    states = "state_dict", "model_state_dict"
+    if not isinstance(content, dict) or not any(isinstance(content.get(name), dict) for name in states):
+        raise ValueError(f"{path} is not a released checkpoint: it holds no state_dict")
     return content
 
 

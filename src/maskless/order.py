@@ -3,12 +3,14 @@
 Both are fixed before the first network call. A row's plan depends only on its own randomness, so that a sample does
 not change with the batch it is in.
 
-Shapes: B rows, L length, K steps.
+Shapes: B rows, L length, K steps; a grid has H rows and W columns of cells.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
+from functools import lru_cache
 
 import torch
 from torch import Tensor
@@ -27,6 +29,68 @@ def raster(stage: Tensor, u: Tensor) -> Tensor:
     L = stage.shape[1]
     left_to_right = stage * L + torch.arange(L, device=stage.device)
     return torch.where(stage == 0, u, left_to_right.to(u.dtype)).argsort(1)
+
+
+def halton(grid: tuple[int, int], *, roll: bool = False) -> Order:
+    """Known cells (shuffled), then those to decide as a Halton sequence visits a grid of H x W cells, row by row.
+
+    roll: each sample starts at a place of its own in the sequence and goes round, so that not all of them start in the
+    same cells. For a row that has a BOS before its cells: `after_lead(halton(grid), 1)`.
+    """
+    H, W = grid
+    if H < 1 or W < 1:
+        raise ValueError(f"grid {H} x {W} is out of range: expected 1 x 1 or more")
+    turn = halton_turns(H, W)
+
+    def order(stage: Tensor, u: Tensor) -> Tensor:
+        """(B, H*W), (B, H*W) -> (B, H*W)"""
+        n = H * W
+        if stage.shape[1] != n:
+            raise ValueError(f"{stage.shape[1]} cells do not fit the grid {H} x {W}: expected {n}")
+        shift = (u[:, :1] * n).long() if roll else 0
+        turns = (turn.to(stage.device) + shift) % n
+        return torch.where(stage == 0, u, (stage * n + turns).to(u.dtype)).argsort(1)
+
+    return order
+
+
+def after_lead(order: Order, lead: int) -> Order:
+    """An order of what follows the first `lead` positions, which are known and come first (the BOS of a picture).
+
+    So the lead stands first in the context, as in training, also where other positions are known.
+    """
+    if lead < 0:
+        raise ValueError(f"lead {lead} is out of range: expected 0 or more")
+
+    def led(stage: Tensor, u: Tensor) -> Tensor:
+        """(B, L), (B, L) -> (B, L)"""
+        if stage[:, :lead].any():
+            raise ValueError(f"the first {lead} tokens of a row lead it: expected them to be known")
+        first = torch.arange(lead, device=stage.device).expand(len(stage), lead)
+        return torch.cat([first, lead + order(stage[:, lead:], u[:, lead:])], 1)
+
+    return led
+
+
+@lru_cache(maxsize=32)
+def halton_turns(H: int, W: int) -> Tensor:
+    """When each cell is first visited by the points (v_2(i), v_3(i)), i = 1, 2, ...: its turn.  -> (H * W,)
+
+    v_b(i) are the digits of i in base b, mirrored at the point. A cell holds a whole interval of 2^-j x 3^-k with
+    2^j < 4 H and 3^k < 6 W, of which every 2^j 3^k points in a row have one: so 24 H W points visit every cell.
+    """
+    i = torch.arange(1, 24 * H * W + 1)
+    cell = _mirrored(i, 2, H) * W + _mirrored(i, 3, W)
+    first = torch.full((H * W,), len(i)).scatter_reduce(0, cell, i, "amin")
+    return first.argsort().argsort()
+
+
+def _mirrored(i: Tensor, base: int, size: int) -> Tensor:
+    """floor(size * v_base(i)), in whole numbers: no rounding near the border of a cell."""
+    mirrored, scale = torch.zeros_like(i), 1
+    while bool(i.any()):
+        mirrored, i, scale = mirrored * base + i % base, i // base, scale * base
+    return mirrored * size // scale
 
 
 def uniform(unknown: Tensor, steps: Tensor, u: Tensor) -> Tensor:
@@ -48,7 +112,34 @@ def mdlm(unknown: Tensor, steps: Tensor, u: Tensor) -> Tensor:
     return counts.scatter_add_(1, step, used.long())
 
 
+def arccos(unknown: Tensor, steps: Tensor, u: Tensor) -> Tensor:
+    """Counts that grow: few positions are decided while little is known, many at the end.  (B,) -> (B, K)
+
+    After s of S steps a share of 1 - arccos(s / S) / (pi / 2) is decided, and s positions at least, so that no step is
+    empty. The released Halton sampler's; u is not used.
+    """
+    done = torch.arange(int(steps.max()) + 1, device=unknown.device).minimum(steps[:, None])  # (B, K+1)
+    return _arccos(unknown[:, None], done, steps[:, None]).minimum(unknown[:, None]).diff(dim=1)
+
+
+def arccos_after_one(unknown: Tensor, steps: Tensor, u: Tensor) -> Tensor:
+    """Counts that grow as `arccos` does in S - 1 steps, after a first step of one position.  (B,) -> (B, K)
+
+    The released confidence sampler's: nothing tells the first positions apart, so only one is decided.
+    """
+    done = torch.arange(int(steps.max()), device=unknown.device).minimum(steps[:, None] - 1)  # (B, K)
+    total = (1 + _arccos(unknown[:, None], done, (steps[:, None] - 1).clamp_min(1))).minimum(unknown[:, None])
+    total = torch.where(done == steps[:, None] - 1, unknown[:, None], total)
+    return total.diff(dim=1, prepend=torch.zeros_like(total[:, :1]))
+
+
+def _arccos(unknown: Tensor, step: Tensor, steps: Tensor) -> Tensor:
+    """max(s, floor(n * (1 - arccos(s / S) / (pi / 2)))), with arcsin = pi / 2 - arccos."""
+    share = (step.double() / steps).asin() * (2 / math.pi)
+    return (unknown * share + 1e-9).long().maximum(step)  # s / S = 1/2 gives exactly n / 3: rounding must not decide
+
+
 Order = Callable[[Tensor, Tensor], Tensor]
 Counts = Callable[[Tensor, Tensor, Tensor], Tensor]
 ORDERS: dict[str, Order] = {"random": random, "raster": raster}
-COUNTS: dict[str, Counts] = {"uniform": uniform, "mdlm": mdlm}
+COUNTS: dict[str, Counts] = {"uniform": uniform, "mdlm": mdlm, "arccos": arccos, "arccos-after-one": arccos_after_one}

@@ -72,6 +72,11 @@ class Offsets:
         """Which slots of the padded array hold an element.  (S, longest) bool"""
         return torch.arange(self.longest, device=self.bounds.device) < self.lengths[:, None]
 
+    def grown(self) -> Offsets:
+        """Offsets of the same segments with one more element in each."""
+        more = torch.arange(len(self.bounds), dtype=torch.int32, device=self.bounds.device)
+        return Offsets(self.bounds + more, self.total + len(self), self.longest + 1, self.equal)
+
     def map(self, change: Callable[[Tensor], Tensor]) -> Offsets:
         return replace(self, bounds=change(self.bounds))
 
@@ -90,6 +95,14 @@ class Problems:
     def __len__(self) -> int:
         return len(self.offsets)
 
+    def labelled(self, labels: Tensor | None) -> Problems:
+        """The same problems with the labels of B sequences, each with S/B problems one after the other.  (B,)"""
+        if labels is None:
+            return replace(self, labels=None)
+        if len(labels) == 0 or len(self) % len(labels):
+            raise ValueError(f"{len(labels)} labels for {len(self)} problems: expected one for each sequence")
+        return replace(self, labels=labels.repeat_interleave(len(self) // len(labels)))
+
     def map(self, change: Callable[[Tensor], Tensor]) -> Problems:
         """The same problems with every tensor changed: moved, pinned."""
         return Problems(
@@ -106,24 +119,28 @@ class Problems:
         return self.map(lambda x: x.to(device, non_blocking=True))
 
 
-def partition(tokens: Tensor, order: Tensor, sizes: Tensor, labels: Tensor | None = None) -> tuple[Problems, Tensor]:
+def partition(
+    tokens: Tensor, order: Tensor, sizes: Tensor, labels: Tensor | None = None, *, given: int = 0
+) -> tuple[Problems, Tensor]:
     """The 2B problems of a batch split in two groups, and the index of every target in the flat batch.
 
     Problem 2b has the first `sizes[b]` positions of `order[b]` as its context and predicts the others; problem 2b+1
     is the reverse. T = U = B*L whatever the split, so shapes are static.  PGM, Sec. 3.1
 
-    tokens (B, L), order (B, L) a permutation per row, sizes (B,) -> Problems, (B*L,)
+    given: so many first positions of each order (a BOS) are in the first group and are never predicted; U = B*(L-given)
+
+    tokens (B, L), order (B, L) a permutation per row, sizes (B,) at least `given` -> Problems, (U,)
     """
     B, L = tokens.shape
     row = torch.arange(B, device=tokens.device)[:, None] * L
-    rolled = (torch.arange(L, device=tokens.device) + sizes[:, None]) % L
-    context, targets = order, order.gather(1, rolled)  # second group first: what the first context predicts
-    first, second = sizes, L - sizes
-    lengths = torch.stack([first, second], 1).flatten()
+    first, second = sizes - given, L - sizes  # how many of each group are predicted
+    rolled = (torch.arange(L - given, device=tokens.device) + first[:, None]) % max(1, L - given)
+    targets = order[:, given:].gather(1, rolled)  # second group first: what the first context predicts
+    lengths = torch.stack([sizes, second], 1).flatten()
     target_lengths = torch.stack([second, first], 1).flatten()
     problems = Problems(
-        tokens=tokens.gather(1, context).flatten(),
-        positions=context.flatten(),
+        tokens=tokens.gather(1, order).flatten(),
+        positions=order.flatten(),
         offsets=replace(Offsets.from_lengths(lengths), longest=L, equal=False),  # a constant bound: static shapes
         targets=targets.flatten(),
         target_offsets=replace(Offsets.from_lengths(target_lengths), longest=L, equal=False),

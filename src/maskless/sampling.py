@@ -1,7 +1,8 @@
-"""Sampling: the state grows in a fixed order, some positions in each step, until every wanted position is decided.
+"""Sampling: the state grows, some positions in each step, until every wanted position is decided.
 
 The order, the counts per step and the draw are independent choices (order.py, logits.py). Prompts and gaps are just
-more context. One loop serves every network that answers problems; a causal network has its own, with its cache.
+more context. `sample` follows an order that is fixed beforehand, `sample_confident` decides what it is surest of; both
+serve every network that answers problems, with class labels and guidance where it knows them.
 
 Shapes: B rows, L length, K steps, U targets of a step, V vocabulary.
 """
@@ -10,7 +11,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -18,9 +19,9 @@ from torch import Tensor
 from maskless import logits as lg
 from maskless.nn import Network, device_of
 from maskless.order import Counts, Order
-from maskless.problems import split
+from maskless.problems import Offsets, Problems, split
 
-ORDER, COUNT, DRAW = range(3)  # purposes of random numbers
+ORDER, COUNT, DRAW, NOISE = range(4)  # purposes of random numbers
 Filter = Callable[[Tensor, Tensor, Tensor], Tensor]  # logits (U, V), rows (U,), positions (U,) -> logits
 
 
@@ -58,6 +59,35 @@ class Truncation:
 
 
 @dataclass(frozen=True)
+class Never:
+    """Ids that are never drawn: a mask, a BOS. Comes before a truncation, which shares out what is left."""
+
+    ids: tuple[int, ...]
+
+    def __post_init__(self) -> None:
+        if any(i < 0 for i in self.ids):
+            raise ValueError(f"ids {self.ids} that are never drawn: expected 0 or more")
+
+    def __call__(self, logits: Tensor, rows: Tensor, positions: Tensor) -> Tensor:
+        return lg.rule_out(logits, self.ids)
+
+
+def warmed(came: Tensor, steps: int) -> Filter:
+    """Half the sharpness in the first `steps` steps of a row, so that samples differ before they settle.
+
+    came (B, L): the step of each position, `plan.came()`, on the device of the logits.
+    """
+    check_warmup(steps)
+    first = torch.where(came < 0, came.max(), came).amin(1, keepdim=True)
+    warm = came < first + steps
+
+    def filter(logits: Tensor, rows: Tensor, positions: Tensor) -> Tensor:
+        return torch.where(warm[rows, positions][:, None], 0.5 * logits, logits)
+
+    return filter
+
+
+@dataclass(frozen=True)
 class Plan:
     """What is decided when, fixed before the first network call.
 
@@ -70,6 +100,15 @@ class Plan:
     @property
     def steps(self) -> int:
         return self.ends.shape[1] - 1
+
+    def progress(self) -> Tensor:
+        """How far each row is in each step: 0 in the first that decides something, 1 in the last.  -> (B, K) float64
+
+        By a row's own steps: others in the batch may have more. A row with one step only is at 0.
+        """
+        busy = (self.ends.diff(dim=1) > 0).int()
+        first, last = busy.argmax(1, keepdim=True), self.steps - 1 - busy.flip(1).argmax(1, keepdim=True)
+        return ((torch.arange(self.steps) - first) / (last - first).clamp_min(1).double()).clamp(0, 1)
 
     def came(self) -> Tensor:
         """The step that decides each position, -1 where none does.  -> (B, L)"""
@@ -112,13 +151,75 @@ def plan_causal(known: Tensor, wanted: Tensor) -> Plan:
     return Plan(torch.arange(L).repeat(len(known), 1), ends)
 
 
-def sample(network: Network, tokens: Tensor, plan: Plan, keys: Tensor, *, filter: Filter) -> Iterator[Step]:
-    """Decide tokens (B, L) as planned, in place, yielding each step.
+def constant(progress: Tensor) -> Tensor:
+    """The whole weight of the guidance in every step."""
+    return torch.ones_like(progress)
+
+
+def ramp(progress: Tensor) -> Tensor:
+    """A weight that grows from 0 in the first step, w * s / (S - 1): the first draws stay varied."""
+    return progress
+
+
+SCHEDULES: dict[str, Callable[[Tensor], Tensor]] = {"constant": constant, "ramp": ramp}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Guidance:
+    """Classifier-free guidance: logits (1 + w) * conditional - w * unconditional, on raw logits.
+
+    dropped: the label that stands for none, with which the unconditional logits are computed; None where the network
+    knows no labels. A weight of 0 is no guidance.
+    """
+
+    weight: float
+    dropped: int | None
+    schedule: Callable[[Tensor], Tensor] = ramp  # of a row's progress: the share of the weight
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.weight < math.inf:
+            raise ValueError(f"guidance {self.weight} is out of range: expected 0 (none) or more")
+        if self.weight and self.dropped is None:
+            raise ValueError(f"guidance {self.weight} needs a network with class labels: this one knows none")
+
+    def weights(self, plan: Plan) -> Tensor:
+        """The weight of each row in each step.  -> (B, K)"""
+        return self.weight * self.schedule(plan.progress())
+
+
+def guided(network: Network, weight: Tensor, dropped: int) -> Network:
+    """A network that answers labelled problems with guided logits; weight (S,) of each problem.
+
+    Both halves go through the network in one call, twice as wide: a step of sampling is narrow, and two calls would
+    read all weights twice. Where no problem has a weight, only the conditional half is computed.
+    """
+    if not bool(weight.any()):
+        return network
+
+    def answer(problems: Problems) -> Tensor:
+        conditional, unconditional = network(_doubled(problems, dropped)).chunk(2)
+        owner = problems.target_offsets.owner
+        return lg.guide(conditional, unconditional, weight.float().to(owner.device)[owner])
+
+    return answer
+
+
+def sample(
+    network: Network,
+    tokens: Tensor,
+    plan: Plan,
+    keys: Tensor,
+    *,
+    filter: Filter,
+    labels: Tensor | None = None,
+    guidance: Guidance | None = None,
+) -> Iterator[Step]:
+    """Decide tokens (B, L) as planned, in place, yielding each step; labels (B,) of classes.
 
     This is the method in its plainest form, for any network that answers problems; engine.py does the same faster. A
     step that decides nothing (counts may be 0) yields nothing and costs nothing.
     """
-    device = device_of(network)
+    ask = _asker(network, plan, labels, guidance)
     for number in range(plan.steps):
         starts, ends = plan.ends[:, number], plan.ends[:, number + 1]
         busy = (ends > starts).nonzero()[:, 0]
@@ -126,9 +227,57 @@ def sample(network: Network, tokens: Tensor, plan: Plan, keys: Tensor, *, filter
             continue
         problems, _ = split(tokens[busy], plan.order[busy], starts[busy], ends[busy])
         rows, positions = busy[problems.target_offsets.owner], problems.targets
-        with torch.no_grad():
-            logits = network(problems.to(device))
-        drawn = _draw(logits, filter, rows, positions, keys)
+        drawn = _draw(ask(problems, busy, number), filter, rows, positions, lg.uniforms(keys[rows], positions, DRAW))
+        tokens[rows, positions] = drawn
+        yield Step(number, rows, positions, drawn)
+
+
+def sample_confident(
+    network: Network,
+    tokens: Tensor,
+    plan: Plan,
+    keys: Tensor,
+    *,
+    filter: Filter,
+    noise: float = 0.0,
+    warmup: int = 0,
+    labels: Tensor | None = None,
+    guidance: Guidance | None = None,
+) -> Iterator[Step]:
+    """Decide tokens (B, L) in place, in each step those of the drawn tokens that are surest, yielding each step.
+
+    Each step draws a token at every position that is still open, and keeps as many as the plan has in that step: those
+    with the largest log p(token) + noise * Gumbel * (1 - progress). p is the network's (guided) probability before the
+    filter: after a greedy one all tokens would be equally sure.  MaskGIT, whose released default is a noise of 5
+
+    Of the plan the counts hold; its order decides between equals, and is rewritten in place to what happened.
+    warmup: so many first steps draw at half the sharpness.
+    """
+    if not 0 <= noise < math.inf:
+        raise ValueError(f"noise {noise} is out of range: expected 0 (none) or more")
+    check_warmup(warmup)
+    ask = _asker(network, plan, labels, guidance)
+    noises = noise * (1 - plan.progress())
+    for number in range(plan.steps):
+        starts, ends, last = plan.ends[:, number], plan.ends[:, number + 1], plan.ends[:, -1]
+        busy = (ends > starts).nonzero()[:, 0]
+        if not len(busy):
+            continue
+        problems, _ = split(tokens[busy], plan.order[busy], starts[busy], last[busy])
+        owner, within = problems.target_offsets.owner, problems.target_offsets.within
+        rows, positions = busy[owner], problems.targets
+        logits = ask(problems, busy, number)
+        columns = positions + (number << 32)  # a step has random numbers of its own
+        sharp = 0.5 * logits if number < warmup else logits
+        drawn = _draw(sharp, filter, rows, positions, lg.uniforms(keys[rows], columns, DRAW))
+        sure = lg.log_probability(logits, drawn.to(logits.device)).cpu().double()
+        sure += noises[rows, number] * lg.gumbel(lg.uniforms(keys[rows], columns, NOISE))
+        surest = sure.argsort(descending=True, stable=True)
+        surest = surest[owner[surest].argsort(stable=True)]  # row after row again, each from the surest on
+        positions, drawn = positions[surest], drawn[surest]
+        plan.order[rows, starts[rows] + within] = positions
+        kept = within < (ends - starts)[rows]
+        rows, positions, drawn = rows[kept], positions[kept], drawn[kept]
         tokens[rows, positions] = drawn
         yield Step(number, rows, positions, drawn)
 
@@ -140,8 +289,53 @@ def check_steps(steps: int, unknown: int) -> None:
         raise ValueError(f"steps {steps} is out of range: expected 1 to {unknown}, the number of unknown positions")
 
 
-def _draw(logits: Tensor, filter: Filter, rows: Tensor, positions: Tensor, keys: Tensor) -> Tensor:
-    u = lg.uniforms(keys[rows], positions, DRAW)
+def check_warmup(steps: int) -> None:
+    if steps < 0:
+        raise ValueError(f"warmup {steps} is out of range: expected 0 (none) or more steps")
+
+
+def _asker(
+    network: Network, plan: Plan, labels: Tensor | None, guidance: Guidance | None
+) -> Callable[[Problems, Tensor, int], Tensor]:
+    """What asks the network for the logits of a step: (problems, their rows, step number) -> (U, V)"""
+    if labels is not None and labels.shape != plan.ends.shape[:1]:
+        raise ValueError(f"labels {tuple(labels.shape)}: expected one for each of {len(plan.ends)} rows")
+    device, weights, dropped = device_of(network), None, -1
+    if guidance is not None and guidance.weight and guidance.dropped is not None:
+        if labels is None:
+            raise ValueError(f"guidance {guidance.weight} needs labels, one for each row")
+        weights, dropped = guidance.weights(plan), guidance.dropped
+
+    @torch.no_grad()
+    def ask(problems: Problems, rows: Tensor, number: int) -> Tensor:
+        if labels is not None:
+            problems = replace(problems, labels=labels[rows])
+        answer = network if weights is None else guided(network, weights[rows, number], dropped)
+        return answer(problems.to(device))
+
+    return ask
+
+
+def _doubled(problems: Problems, dropped: int) -> Problems:
+    """The problems, and then the same ones with their labels dropped."""
+    assert problems.labels is not None
+    return Problems(
+        tokens=problems.tokens.repeat(2),
+        positions=problems.positions.repeat(2),
+        offsets=_twice(problems.offsets),
+        targets=problems.targets.repeat(2),
+        target_offsets=_twice(problems.target_offsets),
+        labels=torch.cat([problems.labels, torch.full_like(problems.labels, dropped)]),
+    )
+
+
+def _twice(offsets: Offsets) -> Offsets:
+    return replace(
+        offsets, bounds=torch.cat([offsets.bounds, offsets.bounds[1:] + offsets.total]), total=2 * offsets.total
+    )
+
+
+def _draw(logits: Tensor, filter: Filter, rows: Tensor, positions: Tensor, u: Tensor) -> Tensor:
     device = logits.device
     u = u.float().to(device) if device.type == "mps" else u.to(device)
     return lg.draw(filter(logits, rows.to(device), positions.to(device)), u).cpu()

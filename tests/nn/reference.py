@@ -1,4 +1,4 @@
-"""The released text networks in plain form: groups, dense boolean masks, loops over heads, everything in float64.
+"""The released networks in plain form: groups, dense boolean masks, loops over heads, everything in float64.
 
 Written from the formulas of the architecture and from nothing in the package, for parity tests. A state dict has the
 released names. Shapes: B batch, L length, H width, V vocabulary.
@@ -38,10 +38,79 @@ def masked_logits(state: State, tokens: Tensor, heads: int) -> Tensor:
     return _output(state, x, c)
 
 
+def image_logits(state: State, tokens: Tensor, groups: Tensor, labels: Tensor, heads: int) -> Tensor:
+    """As `partition_logits`, for images: two registers lead each sequence, and a class conditions it.  (B,) labels"""
+    state, B = _wide(state), len(tokens)
+    lead = torch.tensor([1, 0]).expand(B, 2)
+    groups = torch.cat([lead, groups], 1)
+    same = groups[:, :, None] == groups[:, None, :]
+    c = state["cls_embed.embedding_table.weight"][labels][:, None]
+    registers = state["reg_tokens.weight"].expand(B, 2, -1)
+    encoded = torch.cat([registers, state["vocab_embed.embedding"][tokens]], 1)
+    for name in _blocks(state, "encoder.blocks."):
+        encoded = _self_block(state, name, encoded, same, heads, c)
+    x = _group_swap(state, encoded, groups, heads, "learn+freqs")
+    for name in _blocks(state, "decoder.layers."):
+        x = _cross_block(state, name, x, encoded, ~same, heads, c)
+    return _output(state, x[:, 2:], c)
+
+
+def maskgit_logits(state: State, tokens: Tensor, labels: Tensor, heads: int) -> Tensor:
+    """Every token of an image from every other and a register; unknown ones hold the mask id.  (B, N) -> (B, N, V)"""
+    state, B = _wide(state), len(tokens)
+    c = _silu(state["cls_emb.weight"][labels])[:, None]
+    x = torch.cat(
+        [state["tok_emb.weight"][tokens] + state["pos_emb.weight"], state["reg_tokens.weight"].expand(B, 1, -1)], 1
+    )
+    for name in _blocks(state, "transformer.layers."):
+        shift1, scale1, gate1, shift2, scale2, gate2 = _linear(state, f"{name}mlp.1", c).chunk(6, -1)
+        y = _rms(x) * state[f"{name}ln1.weight"] * (1 + scale1) + shift1
+        q, k, v = (_linear(state, f"{name}attn.{part}", y) for part in ("wq", "wk", "wv"))
+        outs = []
+        for q_, k_, v_ in zip(*(part.chunk(heads, -1) for part in (_rms(q), _rms(k), v)), strict=True):
+            weight = (q_ @ k_.transpose(1, 2) / math.sqrt(q_.shape[-1])).softmax(-1)
+            outs.append(weight @ v_)
+        x = x + gate1 * _linear(state, f"{name}attn.wo", torch.cat(outs, -1))
+        y = _rms(x) * state[f"{name}ln2.weight"] * (1 + scale2) + shift2
+        inner = _silu(_linear(state, f"{name}ff.w1", y)) * _linear(state, f"{name}ff.w3", y)
+        x = x + gate2 * _linear(state, f"{name}ff.w2", inner)
+    shift, scale = _linear(state, "last_norm.mlp.1", c).chunk(2, -1)
+    y = _rms(x[:, :-1]) * state["last_norm.norm_final.weight"] + state["last_norm.norm_final.bias"]
+    return (y * (1 + scale) + shift) @ state["tok_emb.weight"].T + state["head.bias"]
+
+
+def random_maskgit(*, vocab: int, width: int, places: int, classes: int, blocks: int, hidden: int) -> State:
+    """A state dict of a MaskGIT with the released names, in the released order."""
+    D, H = width, hidden
+    block = {"mlp.1.weight": (6 * D, D), "mlp.1.bias": (6 * D,), "ln1.weight": (D,)}
+    block |= {f"attn.{name}.weight": (D, D) for name in ("wq", "wk", "wv", "wo")} | {"ln2.weight": (D,)}
+    block |= {"ff.w1.weight": (H, D), "ff.w2.weight": (D, H), "ff.w3.weight": (H, D)}
+    shapes = {"cls_emb.weight": (classes + 1, D), "tok_emb.weight": (vocab, D), "pos_emb.weight": (places, D)}
+    shapes |= {f"transformer.layers.{i}.{name}": shape for i in range(blocks) for name, shape in block.items()}
+    shapes |= {"last_norm.norm_final.weight": (D,), "last_norm.norm_final.bias": (D,)}
+    shapes |= {"last_norm.mlp.1.weight": (2 * D, D), "last_norm.mlp.1.bias": (2 * D,)}
+    shapes |= {"head.bias": (vocab,), "reg_tokens.weight": (1, D)}
+    generator = torch.Generator().manual_seed(0)
+    state = {name: torch.randn(shape, generator=generator) * _spread(name, shape) for name, shape in shapes.items()}
+    gains = [name for name in state if name.endswith(("ln1.weight", "ln2.weight", "norm_final.weight"))]
+    state |= {name: 1 + 0.3 * torch.randn(D, generator=generator) for name in gains}
+    return state | {"head.weight": state["tok_emb.weight"]}
+
+
 def random_state(
-    *, vocab: int, width: int, heads: int, condition: int, encoder: int = 0, decoder: int = 0, blocks: int = 0, seed=0
+    *,
+    vocab: int,
+    width: int,
+    heads: int,
+    condition: int,
+    encoder: int = 0,
+    decoder: int = 0,
+    blocks: int = 0,
+    classes: int = 0,
+    seed=0,
 ) -> State:
-    """A state dict with the released names, in the released order; MDLM's where `blocks` is given."""
+    """A state dict with the released names, in the released order; MDLM's where `blocks` is given, an image PGM's where
+    `classes` is."""
     H, C, V = width, condition, vocab
     mlp = {"mlp.0.weight": (4 * H, H), "mlp.0.bias": (4 * H,), "mlp.2.weight": (H, 4 * H), "mlp.2.bias": (H,)}
     six = {"adaLN_modulation.weight": (6 * H, C), "adaLN_modulation.bias": (6 * H,)}
@@ -55,13 +124,17 @@ def random_state(
     out = {"norm_final.weight": (H,), "linear.weight": (V, H), "linear.bias": (V,)}
     out |= {"adaLN_modulation.weight": (2 * H, C), "adaLN_modulation.bias": (2 * H,)}
     shapes = {"vocab_embed.embedding": (V, H)}
-    shapes |= {"sigma_map.mlp.0.weight": (C, 256), "sigma_map.mlp.0.bias": (C,)}
-    shapes |= {"sigma_map.mlp.2.weight": (C, C), "sigma_map.mlp.2.bias": (C,)}
+    if classes:
+        shapes["cls_embed.embedding_table.weight"] = (classes + 1, C)
+    else:
+        shapes |= {"sigma_map.mlp.0.weight": (C, 256), "sigma_map.mlp.0.bias": (C,)}
+        shapes |= {"sigma_map.mlp.2.weight": (C, C), "sigma_map.mlp.2.bias": (C,)}
     parts = [(f"encoder.blocks.{i}.", own | mlp | six) for i in range(encoder)]
     parts += [(f"blocks.{i}.", own | mlp | six) for i in range(blocks)]
     parts += [] if blocks else [("decoder.group_swap.", swap)]
     parts += [(f"decoder.layers.{i}.", cross | mlp | six) for i in range(decoder)]
     parts += [("output_layer.", out)]
+    parts += [("reg_tokens.", {"weight": (2, H)})] if classes else []
     shapes |= {prefix + name: shape for prefix, table in parts for name, shape in table.items()}
     generator = torch.Generator().manual_seed(seed)
     state = {name: torch.randn(shape, generator=generator) * _spread(name, shape) for name, shape in shapes.items()}
@@ -97,6 +170,10 @@ def _linear(state: State, name: str, x: Tensor) -> Tensor:
 def _norm(x: Tensor, weight: Tensor, bias: Tensor | float = 0.0) -> Tensor:
     centred = x - x.mean(-1, keepdim=True)
     return centred / (centred.square().mean(-1, keepdim=True) + 1e-5).sqrt() * weight + bias
+
+
+def _rms(x: Tensor) -> Tensor:
+    return x / (x.square().mean(-1, keepdim=True) + 1e-5).sqrt()
 
 
 def _silu(x: Tensor) -> Tensor:
@@ -135,7 +212,7 @@ def _mlp(state: State, name: str, x: Tensor) -> Tensor:
 
 
 def _self_block(state: State, name: str, x: Tensor, mask: Tensor, heads: int, c: Tensor) -> Tensor:
-    shift1, scale1, gate1, shift2, scale2, gate2 = _linear(state, f"{name}adaLN_modulation", c).chunk(6)
+    shift1, scale1, gate1, shift2, scale2, gate2 = _linear(state, f"{name}adaLN_modulation", c).chunk(6, -1)
     y = _norm(x, state[f"{name}norm1.weight"]) * (1 + scale1) + shift1
     q, k, v = _linear(state, f"{name}attn_qkv", y).chunk(3, -1)
     x = x + gate1 * _linear(state, f"{name}attn_out", _attend(q, k, v, mask, heads))
@@ -144,7 +221,7 @@ def _self_block(state: State, name: str, x: Tensor, mask: Tensor, heads: int, c:
 
 
 def _cross_block(state: State, name: str, x: Tensor, encoded: Tensor, mask: Tensor, heads: int, c: Tensor) -> Tensor:
-    shift1, scale1, gate1, shift2, scale2, gate2 = _linear(state, f"{name}adaLN_modulation", c).chunk(6)
+    shift1, scale1, gate1, shift2, scale2, gate2 = _linear(state, f"{name}adaLN_modulation", c).chunk(6, -1)
     q = _linear(state, f"{name}attn_q", _norm(x, state[f"{name}q_norm1.weight"]) * (1 + scale1) + shift1)
     k, v = _linear(state, f"{name}attn_kv", _norm(encoded, state[f"{name}kv_norm1.weight"])).chunk(2, -1)
     x = x + gate1 * _linear(state, f"{name}attn_out", _attend(q, k, v, mask, heads))
@@ -179,7 +256,7 @@ def _aggregate(encoded: Tensor, groups: Tensor, mode: str) -> Tensor:
 
 
 def _output(state: State, x: Tensor, c: Tensor) -> Tensor:
-    shift, scale = _linear(state, "output_layer.adaLN_modulation", c).chunk(2)
+    shift, scale = _linear(state, "output_layer.adaLN_modulation", c).chunk(2, -1)
     return _linear(
         state, "output_layer.linear", _norm(x, state["output_layer.norm_final.weight"]) * (1 + scale) + shift
     )

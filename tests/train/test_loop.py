@@ -22,6 +22,7 @@ from maskless.nn.partition import PartitionConfig, PartitionTransformer
 from maskless.objective import OBJECTIVES, Task, loss, noise
 from maskless.train.loop import (
     MODELS,
+    TEXT_MODELS,
     Clock,
     Progress,
     TrainConfig,
@@ -60,8 +61,8 @@ def test_warm_up_and_cosine_multiply():
 @pytest.mark.parametrize(
     ("wrong", "says"),
     [
-        ({"model": "gpt"}, "unknown model 'gpt': expected one of pgm, mdlm, mdlm-complementary, ar"),
-        ({"weights": "fair"}, "unknown weights 'fair': expected one of bounded, released, exact"),
+        ({"model": "gpt"}, "unknown model 'gpt': expected one of pgm, mdlm, mdlm-complementary, ar, maskgit"),
+        ({"weights": "fair"}, "unknown weights 'fair': expected one of bounded, released, exact, arccos"),
         ({"decay": "linear"}, "unknown decay 'linear': expected one of constant, cosine"),
         ({"initial": "zero"}, "unknown initial 'zero': expected one of open, released"),
         ({"steps": 0}, "steps 0 is out of range: expected more than 0"),
@@ -261,7 +262,9 @@ def graphs() -> int:
 
 @pytest.mark.usefixtures("compiler")
 @pytest.mark.parametrize("accumulate", [1, 2])
-@pytest.mark.parametrize("kind", [{"model": m} for m in MODELS] + [{"model": "pgm", "context": "ordered"}], ids=str)
+@pytest.mark.parametrize(
+    "kind", [{"model": m} for m in TEXT_MODELS] + [{"model": "pgm", "context": "ordered"}], ids=str
+)
 def test_nothing_is_compiled_after_the_first_two_steps(data, configure, kind, accumulate):
     """Every step has groups, or a number of targets, of its own."""
     config = configure(**kind, steps=6, compile=True, accumulate=accumulate)
@@ -301,7 +304,7 @@ def test_compiling_again_is_told_once(data, configure):
 
 
 @pytest.mark.gpu
-@pytest.mark.parametrize("model", MODELS)
+@pytest.mark.parametrize("model", TEXT_MODELS)
 def test_a_step_never_waits_for_the_gpu(data, configure, model):
     config = configure(model, steps=6, compile=False, dropout=0.1)
     make_config, make = NETWORKS[MODELS[model][0]]

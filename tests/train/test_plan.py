@@ -9,7 +9,7 @@ import torch
 
 from maskless.checkpoint import NETWORKS
 from maskless.codec.text import TextCodec, byte_codec
-from maskless.train.loop import MODELS, TrainConfig
+from maskless.train.loop import MODELS, TEXT_MODELS, TrainConfig
 from maskless.train.plan import network_config, plan
 
 CPU, CUDA = torch.device("cpu"), torch.device("cuda")
@@ -40,7 +40,7 @@ def test_with_minutes_the_clock_decides():
 
 
 @pytest.mark.parametrize("device", [CPU, CUDA], ids=str)
-@pytest.mark.parametrize("model", MODELS)
+@pytest.mark.parametrize("model", TEXT_MODELS)
 def test_every_plan_makes_a_network(model, device):
     sizes = plan(10**6, device)
     config = network_config(model, byte_codec(), sizes.length, width=sizes.width, layers=sizes.layers)

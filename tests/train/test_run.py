@@ -20,12 +20,12 @@ from rich.console import Console
 import maskless
 from maskless.checkpoint import Model
 from maskless.train import state
-from maskless.train.loop import MODELS
+from maskless.train.loop import TEXT_MODELS
 from maskless.train.report import read_metrics
 from maskless.train.run import Run, RunConfig, run
 
 SLOW = pytest.mark.skipif("MASKLESS_SLOW" not in os.environ, reason="takes minutes: set MASKLESS_SLOW to run it")
-KINDS = [{"model": model} for model in MODELS] + [{"model": "pgm", "context": "ordered"}]
+KINDS = [{"model": model} for model in TEXT_MODELS] + [{"model": "pgm", "context": "ordered"}]
 SIZES = ("--width", 32, "--layers", 2, "--length", 16, "--vocab", 300, "--batch", 8, "--lr", 1e-3)
 
 

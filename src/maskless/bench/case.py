@@ -14,7 +14,7 @@ from maskless.nn.causal import CausalConfig
 from maskless.nn.masked import MaskedConfig
 from maskless.nn.partition import CONTEXTS, PartitionConfig
 from maskless.order import COUNTS
-from maskless.train.loop import MODELS
+from maskless.train.loop import MODELS, TEXT_MODELS
 
 PRECISIONS = {"bf16": torch.bfloat16, "fp32": torch.float32}
 SAMPLED = ("pgm", "mdlm", "ar")  # complementary masks change how MDLM is trained, not how it samples
@@ -37,7 +37,7 @@ class Case:
     precision: str = "bf16"
 
     def __post_init__(self) -> None:
-        one_of("model", self.model, MODELS)
+        one_of("model", self.model, TEXT_MODELS)
         one_of("context", self.context, CONTEXTS)
         one_of("precision", self.precision, PRECISIONS)
         for name in ("layers", "width", "vocab", "length", "batch"):
@@ -132,7 +132,7 @@ def sweep(
     """
     first = sizes.get("model", Case.model)
     for rival in against:
-        one_of("rival", rival, [name for name in (SAMPLED if kind is Sampling else MODELS) if name != first])
+        one_of("rival", rival, [name for name in (SAMPLED if kind is Sampling else TEXT_MODELS) if name != first])
     cases: list[Case] = []
     for model in dict.fromkeys([first, *against]):
         own = {name: value for name, value in sizes.items() if model == first or name not in OF_PGM}

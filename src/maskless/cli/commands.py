@@ -12,8 +12,10 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from typer.core import TyperGroup
 
-from maskless.cli import show
+from maskless.cli import pictures, show
 from maskless.cli.bench import bench
+from maskless.cli.codec import train_codec
+from maskless.cli.generate import MODEL, TOKENIZER, fill, generate
 
 if TYPE_CHECKING:
     from maskless.checkpoint import Model
@@ -39,16 +41,6 @@ app = typer.Typer(
     rich_markup_mode="rich",
 )
 
-MODEL = Annotated[str, typer.Argument(help="A model folder, a run folder, a hub id, or a released checkpoint file.")]
-TOKENIZER = Annotated[str | None, typer.Option(help="gpt2, bert, bytes, or a file; for models that bring none.")]
-STEPS = Annotated[int | None, typer.Option(help="1 to the number of unknown tokens. Default: 32 or fewer.")]
-SEED = Annotated[int, typer.Option(help="The same seed gives the same sample.")]
-TEMPERATURE = Annotated[float, typer.Option(help="0: always the most likely token.")]
-TOP_K = Annotated[int | None, typer.Option(help="Draw among the k most likely tokens.")]
-TOP_P = Annotated[float | None, typer.Option(help="Draw from the nucleus of this probability.")]
-ORDER = Annotated[str, typer.Option(help="random or raster.")]
-COUNTS = Annotated[str, typer.Option(help="Tokens per step: uniform, or mdlm (as MDLM's posterior draws them).")]
-REFRESH = Annotated[int, typer.Option(help="Full context: encode it anew in every r-th step only; faster, not exact.")]
 JSON = Annotated[bool, typer.Option("--json", help="Machine-readable output on stdout.")]
 
 
@@ -63,13 +55,21 @@ def prepare(
     valid: Annotated[float, typer.Option(help="The share of documents held out for validation.")] = 0.05,
     field: Annotated[str, typer.Option(help="The field of a JSON line that holds the text.")] = "text",
     overwrite: Annotated[bool, typer.Option(help="Replace a folder prepared before.")] = False,
+    image_codec: Annotated[str | None, typer.Option("--codec", help="Pictures: a codec, or pixels:LEVELS.")] = None,
+    size: Annotated[int | None, typer.Option(help="Pictures: pixels a side.")] = None,
+    flips: Annotated[bool, typer.Option("--flips", help="Pictures: mirror them as well.")] = False,
 ) -> None:
-    """Turn text into token files.
+    """Turn text, or pictures, into token files.
 
     maskless prepare reviews.jsonl.xz --out data/reviews --vocab 8192 --length 256
+
+    maskless prepare photos/ --out data/photos --codec runs/codec --size 64
     """
     from maskless.codec.text import codec
 
+    if image_codec is not None or _are_images(inputs):
+        pictures.prepare(inputs, to, image_codec, size, flips=flips, valid=valid, overwrite=overwrite)
+        return
     if tokenizer is not None and vocab is not None:
         raise ValueError("--tokenizer and --vocab exclude each other: take a tokenizer, or train one")
     prepared = show.preparing(
@@ -181,73 +181,8 @@ def train(
     show.training(to, resumed(to, request) if going_on else configure(to, request, show.preparing))
 
 
-@app.command()
-def generate(
-    model: MODEL,
-    n: Annotated[int, typer.Option(help="How many texts.")] = 4,
-    prompt: Annotated[str, typer.Option(help="What each text begins with.")] = "",
-    length: Annotated[int | None, typer.Option(help="Tokens. Default: the model's context.")] = None,
-    steps: STEPS = None,
-    seed: SEED = 0,
-    temperature: TEMPERATURE = 1.0,
-    top_k: TOP_K = None,
-    top_p: TOP_P = None,
-    order: ORDER = "random",
-    counts: COUNTS = "uniform",
-    refresh: REFRESH = 1,
-    tokenizer: TOKENIZER = None,
-    as_json: JSON = False,
-) -> None:
-    """Write texts to stdout.
-
-    maskless generate runs/my --n 4 --steps 32 --seed 0 --temperature 1 --top-p 0.9
-    """
-    from maskless import api
-
-    loaded = api.load(model, tokenizer=tokenizer)
-    how: dict[str, Any] = {"steps": steps, "seed": seed, "temperature": temperature, "top_k": top_k, "top_p": top_p}
-    how |= {"order": order, "counts": counts, "refresh": refresh}
-    with show.watching("generating") as on_step:
-        texts = api.generate(loaded, n, prompt=prompt, length=length, on_step=on_step, **how)
-    for number, one in enumerate(texts):
-        if as_json:
-            print(json.dumps({"text": one, "tokens": one.tokens, "steps": one.steps, "order": one.order}))
-        else:
-            if len(texts) > 1:
-                show.err.rule(f"sample {number}", style="dim")
-            print(one, flush=True)
-
-
-@app.command()
-def fill(
-    model: MODEL,
-    text: Annotated[str, typer.Argument(help="Text with gaps of so many tokens: 'The \\[8] sat on \\[12].'")],
-    steps: STEPS = None,
-    seed: SEED = 0,
-    temperature: TEMPERATURE = 1.0,
-    top_k: TOP_K = None,
-    top_p: TOP_P = None,
-    order: ORDER = "random",
-    counts: COUNTS = "uniform",
-    refresh: REFRESH = 1,
-    tokenizer: TOKENIZER = None,
-    as_json: JSON = False,
-) -> None:
-    """Fill the gaps of a text, any number of them, in any order; the filled text goes to stdout.
-
-    maskless fill runs/my "The \\[8] sat on \\[12]." --steps 16 --seed 0
-    """
-    from maskless import api
-
-    loaded = api.load(model, tokenizer=tokenizer)
-    how: dict[str, Any] = {"steps": steps, "seed": seed, "temperature": temperature, "top_k": top_k, "top_p": top_p}
-    how |= {"order": order, "counts": counts, "refresh": refresh}
-    with show.watching("filling") as on_step:
-        filled = api.fill(loaded, text, on_step=on_step, **how)
-    if as_json:
-        print(json.dumps({"text": filled, "tokens": filled.tokens, "steps": filled.steps, "order": filled.order}))
-    else:
-        print(filled)
+app.command()(generate)
+app.command()(fill)
 
 
 @app.command()
@@ -315,12 +250,26 @@ def demo(
     demonstration.show(show.out, minutes=minutes, seed=seed)
 
 
+app.command("train-codec")(train_codec)
 app.add_typer(bench, name="bench", cls=Commands)
 
 
+def _are_images(inputs: list[str]) -> bool:
+    from maskless.data.images import looks_like_images
+
+    local = [
+        name for name in inputs if not name.startswith("hf:")
+    ]  # of the hub's data --codec says that it is pictures
+    return bool(local) and looks_like_images(local)
+
+
 def _same_vocabulary(name: str, model: Model, data: Prepared) -> None:
+    from maskless.codec.text import TextCodec
+
     if model.codec is None:
         fits = data.vocab <= model.config.vocab
+    elif not isinstance(model.codec, TextCodec):
+        raise ValueError(f"{name} is a model of pictures, the data in {data.folder} is text")
     else:
         fits = data.codec().tokenizer.get_vocab() == model.codec.tokenizer.get_vocab()
     if not fits:

@@ -37,7 +37,8 @@ def serves(network: nn.Module) -> bool:
     if any(hasattr(p, "device_mesh") for p in network.parameters()):
         return False  # sharded over processes: only its own forward can gather the weights
     if isinstance(network, PartitionTransformer):
-        return network.config.queries == "position"  # an aggregate of the context is no table
+        plain = network.config.classes is None and not network.config.registers  # of images: not folded yet
+        return plain and network.config.queries == "position"  # an aggregate of the context is no table
     return isinstance(network, CausalTransformer) or (
         isinstance(network, MaskedTransformer) and network.config.always_full
     )

@@ -16,6 +16,7 @@ from accelerate import PartialState
 from accelerate.utils import gather
 from torch import Tensor
 
+from maskless.data.image_tokens import ImageTokens
 from maskless.data.tokens import TokenRows
 from maskless.nn import Network, autocast, device_of
 from maskless.objective import bound, paper_bound
@@ -65,6 +66,8 @@ def likelihood(
     for name, value in (("sequences", sequences), ("samples", samples), ("batch", batch)):
         if value < 1:
             raise ValueError(f"{name} {value} is out of range: expected 1 or more")
+    if paper and isinstance(rows, ImageTokens):
+        raise ValueError("the paper's estimator is for text: pictures have the other one only")
     chosen = np.unique(np.linspace(0, len(rows) - 1, min(sequences, len(rows))).astype(np.int64))
     state = PartialState()
     share = -(-len(chosen) // state.num_processes)  # the same for all: a sharded network computes in step
@@ -75,11 +78,15 @@ def likelihood(
         tokens = rows.rows(numbers)
         counted = torch.ones_like(tokens, dtype=torch.bool) if pad is None else tokens != pad
         own = seed + int(numbers[0])  # a batch's draws depend on its first row, not on the batches before it
+        known, labels = torch.zeros_like(counted), None
+        if isinstance(rows, ImageTokens):
+            known[:, 0], labels = True, rows.labels(numbers)  # BOS is given
+            counted = counted & ~known
         with autocast(device_of(network)), torch.compiler.set_stance("force_eager"):
             if paper:
                 costs.append(paper_bound(network, tokens, counted=counted, seed=own))
             else:
-                costs.append(bound(network, tokens, counted=counted, samples=samples, seed=own))
+                costs.append(bound(network, tokens, known, counted=counted, labels=labels, samples=samples, seed=own))
         counts.append(counted.sum(1).double())
         if on_batch is not None:
             on_batch(len(numbers))

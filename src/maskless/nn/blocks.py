@@ -1,9 +1,11 @@
 """The layers that the networks are made of: norm, modulation, self- and cross-attention blocks, and the output head.
 
 The layout follows the released networks to the last bias, so that their checkpoints load. The modulations (adaLN) are
-learned functions of a condition; for text the condition is one learned constant.
+learned functions of a condition. For text the condition is one learned constant, so the modulations are constants and
+are folded into the linears beside them; for images each problem has the condition of its class, and its tokens have
+the modulations of their problem. Which of the two it is shows in the number of rows: one, or more.
 
-Shapes: T context tokens, U targets, D width, C condition width, V vocabulary, h heads.
+Shapes: S problems, T tokens of any kind, U targets, D width, E width of an output, C condition width, V vocabulary.
 """
 
 from __future__ import annotations
@@ -19,6 +21,7 @@ from maskless.nn.attention import attention, rotate
 from maskless.problems import Offsets
 
 Weights = tuple[Tensor, Tensor | None]
+Operands = tuple[Tensor, Tensor, Tensor | None]  # of a linear: input, weight and bias
 Read = Callable[["Head", Tensor, Tensor], Tensor]
 
 
@@ -41,13 +44,39 @@ def fold_in(linear: nn.Linear, norm: Norm, shift: Tensor | None = None, scale: T
     The modulations are constants, so folding them is exact; it spares a pass over all tokens in the forward pass and
     a sum over all tokens for each of them in the backward pass.
     """
+    assert shift is None or len(shift) == 1, "only a constant can be folded"
     weight = linear.weight * (norm.weight if scale is None else norm.weight * (1 + scale))
     return weight, linear.bias if shift is None else F.linear(shift, linear.weight, linear.bias)[0]
 
 
 def fold_out(linear: nn.Linear, gate: Tensor) -> Weights:
     """Weight and bias of gate * linear(x) as one linear."""
+    assert len(gate) == 1, "only a constant can be folded"
     return gate[0, :, None] * linear.weight, None if linear.bias is None else gate[0] * linear.bias
+
+
+def modulated(y: Tensor, linear: nn.Linear, norm: Norm, shift: Tensor, scale: Tensor) -> Operands:
+    """What F.linear takes for linear(y * norm * (1 + scale) + shift), where y is normalised.
+
+    One row of shift and scale is for all tokens, and is folded; else each token has its own.  (T, D), 2 x (1 or T, D)
+    """
+    if len(shift) == 1:
+        return y, *fold_in(linear, norm, shift, scale)
+    return y * (norm.weight * (1 + scale)) + shift, linear.weight, linear.bias
+
+
+def gated(x: Tensor, linear: nn.Linear, gate: Tensor) -> Tensor:
+    """gate * linear(x), with one row of the gate for all tokens, or one for each.  (T, D), (1 or T, E) -> (T, E)"""
+    return F.linear(x, *fold_out(linear, gate)) if len(gate) == 1 else gate * linear(x)
+
+
+def spread(rows: Tensor, offsets: Offsets) -> Tensor:
+    """A row for each token from one for each of its problems; a single row stays one.  (1 or S, D) -> (1 or T, D)"""
+    if len(rows) == 1:
+        return rows
+    if offsets.equal:  # the gradient is then a plain sum
+        return rows[:, None].expand(-1, offsets.longest, -1).flatten(0, 1)
+    return rows.index_select(0, offsets.owner)
 
 
 class Embedding(nn.Module):
@@ -73,12 +102,31 @@ class ConstantCondition(nn.Module):
         self.output = nn.Linear(width, width)
         self.register_buffer("time", (torch.arange(256) < 128).float()[None], persistent=False)  # cos 0, then sin 0
 
-    def forward(self) -> Tensor:
+    def forward(self, labels: Tensor | None = None) -> Tensor:
+        if labels is not None:
+            raise ValueError("labels were given to a network without classes: expected none")
         return F.silu(self.output(F.silu(self.input(self.time.to(self.input.weight.dtype)))))
 
 
+class ClassCondition(nn.Module):
+    """The condition of each problem: a learned vector of its class. The last row stands for a label that was dropped.
+
+    labels (S,) -> (S, C); no labels: all are dropped, so one row is enough -> (1, C)
+    """
+
+    def __init__(self, classes: int, width: int):
+        super().__init__()
+        self.weight = nn.Parameter(0.02 * torch.randn(classes + 1, width))
+
+    def forward(self, labels: Tensor | None = None) -> Tensor:
+        return self.weight[-1:] if labels is None else F.embedding(labels, self.weight)
+
+
 class Modulation(nn.Module):
-    """Shifts, scales and gates from the condition; all zero at first.  (1, C) -> n x (1, D)"""
+    """Shifts, scales and gates from the condition; all zero at first.
+
+    One row for each of the condition, or with offsets for each token.  (1 or S, C) -> n x (1 or T, D)
+    """
 
     def __init__(self, condition: int, width: int, parts: int):
         super().__init__()
@@ -87,8 +135,9 @@ class Modulation(nn.Module):
         nn.init.zeros_(self.linear.weight)
         nn.init.zeros_(self.linear.bias)
 
-    def forward(self, condition: Tensor) -> tuple[Tensor, ...]:
-        return self.linear(condition).chunk(self.parts, -1)
+    def forward(self, condition: Tensor, offsets: Offsets | None = None) -> tuple[Tensor, ...]:
+        parts = self.linear(condition).chunk(self.parts, -1)
+        return parts if offsets is None else tuple(spread(part, offsets) for part in parts)
 
 
 class MLP(nn.Module):
@@ -100,8 +149,8 @@ class MLP(nn.Module):
         self.down = nn.Linear(4 * width, width)
 
     def forward(self, x: Tensor, norm: Norm, shift: Tensor, scale: Tensor, gate: Tensor) -> Tensor:
-        hidden = F.gelu(F.linear(normalise(x), *fold_in(self.up, norm, shift, scale)), approximate="tanh")
-        return F.linear(hidden, *fold_out(self.down, gate))
+        hidden = F.gelu(F.linear(*modulated(normalise(x), self.up, norm, shift, scale)), approximate="tanh")
+        return gated(hidden, self.down, gate)
 
 
 class SelfBlock(nn.Module):
@@ -120,11 +169,11 @@ class SelfBlock(nn.Module):
         self.modulation = Modulation(condition, width, 6)
 
     def forward(self, x: Tensor, offsets: Offsets, rope: Tensor, condition: Tensor) -> Tensor:
-        shift1, scale1, gate1, *modulation2 = self.modulation(condition)
-        qkv = F.linear(normalise(x), *fold_in(self.qkv, self.norm1, shift1, scale1))
+        shift1, scale1, gate1, *modulation2 = self.modulation(condition, offsets)
+        qkv = F.linear(*modulated(normalise(x), self.qkv, self.norm1, shift1, scale1))
         q, k, v = qkv.unflatten(1, (3, self.heads, -1)).unbind(1)
         a = attention(rotate(q, rope), rotate(k, rope), v, offsets, offsets, causal=self.causal)
-        x = x + F.dropout(F.linear(a.flatten(1), *fold_out(self.out, gate1)), self.dropout, self.training)
+        x = x + F.dropout(gated(a.flatten(1), self.out, gate1), self.dropout, self.training)
         return x + F.dropout(self.mlp(x, self.norm2, *modulation2), self.dropout, self.training)
 
 
@@ -148,17 +197,20 @@ class CrossBlock(nn.Module):
         self, x: Tensor, memory: Tensor, ends: tuple[Offsets, Offsets], ropes: tuple[Tensor, Tensor], condition: Tensor
     ) -> Tensor:
         """ends, ropes: of the targets and of the context."""
-        shift1, scale1, gate1, *modulation2 = self.modulation(condition)
-        q = F.linear(normalise(x), *fold_in(self.q, self.norm_q, shift1, scale1)).unflatten(1, (self.heads, -1))
+        shift1, scale1, gate1, *modulation2 = self.modulation(condition, ends[0])
+        q = F.linear(*modulated(normalise(x), self.q, self.norm_q, shift1, scale1)).unflatten(1, (self.heads, -1))
         kv = F.linear(memory, *fold_in(self.kv, self.norm_kv))
         k, v = kv.unflatten(1, (2, self.heads, -1)).unbind(1)
         a = attention(rotate(q, ropes[0]), rotate(k, ropes[1]), v, *ends, causal=False)
-        x = x + F.dropout(F.linear(a.flatten(1), *fold_out(self.out, gate1)), self.dropout, self.training)
+        x = x + F.dropout(gated(a.flatten(1), self.out, gate1), self.dropout, self.training)
         return x + F.dropout(self.mlp(x, self.norm2, *modulation2), self.dropout, self.training)
 
 
 class Head(nn.Module):
-    """Logits from hidden states; zero at first, and -inf for ids that are never predicted.  (U, D) -> (U, V)"""
+    """Logits from hidden states; zero at first, and -inf for ids that are never predicted.
+
+    x (U, D); the condition has one row, or one for each target -> (U, V)
+    """
 
     def __init__(self, width: int, vocab: int, condition: int, never: int | None = None):
         super().__init__()
@@ -169,12 +221,12 @@ class Head(nn.Module):
         nn.init.zeros_(self.linear.bias)
         self.modulation = Modulation(condition, width, 2)
 
-    def folded(self, condition: Tensor) -> Weights:
-        """Weight and bias of the one linear of the normalised x that the head is.  (1, C) -> (V, D), (V,)"""
-        return fold_in(self.linear, self.norm, *self.modulation(condition))
+    def operands(self, x: Tensor, condition: Tensor) -> Operands:
+        """Input, weight and bias of the one linear that gives the logits.  (U, D), (1 or U, C)"""
+        return modulated(normalise(x), self.linear, self.norm, *self.modulation(condition))
 
     def forward(self, x: Tensor, condition: Tensor) -> Tensor:
-        logits = F.linear(normalise(x), *self.folded(condition))
+        logits = F.linear(*self.operands(x, condition))
         if self.never is None:
             return logits
         ids = torch.arange(logits.shape[-1], device=logits.device)
@@ -192,9 +244,9 @@ def open_gates(network: nn.Module) -> None:
     Partition Transformer stays long on the plateau where it ignores its context. The function space is the same.
     """
     for module in network.modules():
-        if isinstance(module, SelfBlock | CrossBlock):
+        if isinstance(module, Modulation) and module.parts == 6:
             with torch.no_grad():
-                module.modulation.linear.bias.view(6, -1)[[2, 5]] = 1.0
+                module.linear.bias.view(6, -1)[[2, 5]] = 1.0
         elif isinstance(module, Head):
             nn.init.normal_(module.linear.weight, std=0.02)
         elif isinstance(module, Embedding):

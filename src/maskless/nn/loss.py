@@ -20,7 +20,7 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from maskless.nn.blocks import Head, normalise
+from maskless.nn.blocks import Head
 
 CHUNK_BYTES = 600 * 2**20  # the logits of a chunk: large enough for full speed, small beside the activations
 ALIGNED = 64  # ids: rows of logits that begin at odd addresses would make the products on a GPU slow
@@ -30,9 +30,9 @@ TILE = 128  # targets
 def cost(head: Head, x: Tensor, condition: Tensor, *, answers: Tensor, weights: Tensor) -> Tensor:
     """The weighted sum of negative log-probabilities that a head gives to the answers, in float32.
 
-    x (U, D) hidden states, condition (1, C), answers (U,), weights (U,) -> ()
+    x (U, D) hidden states, condition (1, C) or (U, C), answers (U,), weights (U,) -> ()
     """
-    return weighted_cross_entropy(normalise(x), *head.folded(condition), answers, weights, head.never)
+    return weighted_cross_entropy(*head.operands(x, condition), answers, weights, head.never)
 
 
 def weighted_cross_entropy(

@@ -1,6 +1,7 @@
 """The Partition Transformer: an encoder over the context, GroupSwap, and a decoder at the targets.  PGM, Sec. 4
 
-It never processes a mask token: the encoder sees only known tokens, the decoder works only at the targets.
+It never processes a mask token: the encoder sees only known tokens, the decoder works only at the targets. For images a
+class drives the modulations of each problem, and a learned register stands before each context.
 
 Shapes: S problems, T context tokens, U targets, D width, V vocabulary, L length.
 """
@@ -10,15 +11,28 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 from maskless.nn.attention import attention, rotary_table, rotate
-from maskless.nn.blocks import ConstantCondition, CrossBlock, Embedding, Head, Read, SelfBlock, normalise, read_logits
+from maskless.nn.blocks import (
+    ClassCondition,
+    ConstantCondition,
+    CrossBlock,
+    Embedding,
+    Head,
+    Read,
+    SelfBlock,
+    normalise,
+    read_logits,
+    spread,
+)
 from maskless.problems import Offsets, Problems
 
 QUERIES = ("position", "mean", "logsumexp")
 CONTEXTS = ("full", "ordered")
 SWAPS = ("released", "residual")
+ROPES = ("1d", "2d")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -31,19 +45,32 @@ class PartitionConfig:
     heads: int = 12
     encoder: int = 6  # layers
     decoder: int = 6
-    condition: int = 128  # width of the constant that drives the modulations
+    condition: int = 128  # width of what drives the modulations: a constant, or the vector of a class
     dropout: float = 0.1
     queries: str = "position"  # what GroupSwap asks with: the position, or also an aggregate of the context
     swap: str = "released"  # what GroupSwap returns: only what it found, or (residual) its query as well
     context: str = "full"  # "ordered": a context token attends only to those known before it, so it can be cached
     never: int | None = None  # an id that is never predicted (released models keep a row for a mask)
+    classes: int | None = None  # labels 0 to classes - 1, and `classes` for a dropped one; None: no labels (text)
+    registers: bool = False  # a learned vector stands before each context
+    grid: tuple[int, int] | None = None  # rows and columns of an image, whose tokens follow a BOS row by row
+    rope: str = "1d"  # positions that attention knows: "2d" is by row and column of the grid
 
     def __post_init__(self) -> None:
         if self.width % self.heads or (self.width // self.heads) % 2:
             raise ValueError(f"width {self.width} does not split into {self.heads} heads of even width")
-        for what, known in (("queries", QUERIES), ("swap", SWAPS), ("context", CONTEXTS)):
+        for what, known in (("queries", QUERIES), ("swap", SWAPS), ("context", CONTEXTS), ("rope", ROPES)):
             if getattr(self, what) not in known:
                 raise ValueError(f"unknown {what} {getattr(self, what)!r}: expected one of {', '.join(known)}")
+        if self.classes is not None and self.classes < 1:
+            raise ValueError(f"classes {self.classes} is out of range: expected 1 or more, or none for no labels")
+        if self.grid is not None:
+            object.__setattr__(self, "grid", tuple(self.grid))  # JSON has no tuples
+            rows, columns = self.grid
+            if self.length != 1 + rows * columns:
+                raise ValueError(f"length {self.length} does not hold a BOS and a grid of {rows} x {columns} tokens")
+        if self.rope == "2d" and (self.grid is None or (self.width // self.heads) % 4):
+            raise ValueError("rope 2d needs a grid, and heads of a width that is a multiple of 4")
 
 
 class PartitionTransformer(nn.Module):
@@ -56,31 +83,72 @@ class PartitionTransformer(nn.Module):
         self.config = config
         D, C, heads, dropout = config.width, config.condition, config.heads, config.dropout
         self.embedding = Embedding(config.vocab, D)
-        self.condition = ConstantCondition(C)
+        self.condition = ConstantCondition(C) if config.classes is None else ClassCondition(config.classes, C)
+        self.registers = Registers(D) if config.registers else None
         ordered = config.context == "ordered"
         self.encoder = nn.ModuleList(SelfBlock(D, heads, C, dropout, causal=ordered) for _ in range(config.encoder))
-        self.swap = GroupSwap(D, heads, config.length, config.queries, config.swap == "residual")
+        reserved = Registers.PLACES if config.registers else 0
+        self.swap = GroupSwap(D, heads, reserved + config.length, config.queries, config.swap == "residual")
         self.decoder = nn.ModuleList(CrossBlock(D, heads, C, dropout) for _ in range(config.decoder))
         self.head = Head(D, config.vocab, C, config.never)
-        self.register_buffer("rope", rotary_table(config.length, D // heads), persistent=False)
+        if config.rope == "2d" and config.grid is not None:
+            rope = rotary_grid(*config.grid, D // heads, 1 + reserved)
+        else:
+            rope = rotary_table(reserved + config.length, D // heads)
+        self.register_buffer("rope", rope, persistent=False)
 
     def forward(self, problems: Problems, read: Read = read_logits) -> Tensor:
         """Problems -> (U, V); read: (head, x, condition) -> what is asked for, where training puts its loss."""
-        condition = self.condition()
-        return read(self.head, self.states(problems, condition), condition)
+        condition = self.condition(problems.labels)  # (1 or S, C)
+        x = self.states(problems, condition)
+        return read(self.head, x, spread(condition, problems.target_offsets))
 
     def states(self, problems: Problems, condition: Tensor) -> Tensor:
         """What the head reads at the targets.  -> (U, D)"""
-        ropes = self.rope[problems.targets], self.rope[problems.positions]
-        ends = problems.target_offsets, problems.offsets
-        memory = self.embedding(problems.tokens)  # (T, D)
+        memory, offsets = self.embedding(problems.tokens), problems.offsets  # (T, D)
+        positions, targets = problems.positions, problems.targets
+        if self.registers is not None:
+            memory, positions, offsets = self.registers(memory, positions, offsets)
+            targets = targets + Registers.PLACES
+        ropes, ends = (self.rope[targets], self.rope[positions]), (problems.target_offsets, offsets)
+        if len(condition) > 1:  # layers look up the problem of each token; a compiled one cannot fill that cache itself
+            _ = [each.owner for each in ends]
         for block in self.encoder:
-            memory = block(memory, problems.offsets, ropes[1], condition)
-        x = self.swap(problems.targets, memory, ends, ropes).to(memory.dtype)  # (U, D)
+            memory = block(memory, offsets, ropes[1], condition)
+        x = self.swap(targets, memory, ends, ropes).to(memory.dtype)  # (U, D)
         memory = normalise(memory)  # once for all decoder layers: their norms share the statistics
         for block in self.decoder:
             x = block(x, memory, ends, ropes, condition)
         return x
+
+
+class Registers(nn.Module):
+    """Puts a learned vector before the tokens of each context, and moves their positions up to make room.
+
+    There are two, as in the released networks, where they are the first two tokens of a sequence and in different
+    groups. A context that holds the sequence's first token (BOS) has vector 1, at position 1; any other has vector 0,
+    at position 0. So no context is empty here.  PGM, Sec. 5.2
+    """
+
+    PLACES = 2  # positions that belong to registers
+
+    def __init__(self, width: int):
+        super().__init__()
+        self.weight = nn.Parameter(0.02 * torch.randn(self.PLACES, width))
+
+    def forward(self, x: Tensor, positions: Tensor, offsets: Offsets) -> tuple[Tensor, Tensor, Offsets]:
+        """x (T, D), positions (T,), offsets of S contexts -> (T+S, D), (T+S,), offsets of S longer contexts"""
+        starts = torch.zeros_like(offsets.lengths).index_add(0, offsets.owner, (positions == 0).long())
+        first = starts.clamp(max=1)  # (S,) which register, and where it stands
+        grown = offsets.grown()
+        fronts, others = grown.bounds[:-1].long(), torch.arange(len(x), device=x.device) + offsets.owner + 1
+
+        def prepend(front: Tensor, rest: Tensor) -> Tensor:
+            empty = rest.new_empty(grown.total, *rest.shape[1:])
+            return empty.index_copy(0, fronts, front).index_copy(0, others, rest)
+
+        registers = self.weight.index_select(0, first).to(x.dtype)
+        return prepend(registers, x), prepend(first, positions + self.PLACES), grown
 
 
 class GroupSwap(nn.Module):
@@ -136,6 +204,17 @@ def segment_logsumexp(x: Tensor, offsets: Offsets) -> Tensor:
     total = x.new_zeros(len(offsets), x.shape[1]).index_add(0, offsets.owner, (x - top[offsets.owner]).exp())
     empty = (offsets.lengths == 0)[:, None]
     return (total.masked_fill(empty, 1.0).log() + top).masked_fill(empty, 0.0)
+
+
+def rotary_grid(rows: int, columns: int, width: int, before: int) -> Tensor:
+    """As `rotary_table`, where half of the frequencies turn by row and half by column.  -> (n, 2, d/2)
+
+    The tokens stand at rows and columns from 1 on; the `before` ones (registers, BOS) are all at row 0 and column 0.
+    """
+    cell = torch.arange(rows * columns)
+    row, column = (F.pad(1 + axis, (before, 0)) for axis in (cell // columns, cell % columns))
+    turns = rotary_table(1 + rows, width // 2)[row], rotary_table(1 + columns, width // 2)[column]
+    return torch.cat(turns, -1)
 
 
 def sinusoids(length: int, width: int) -> Tensor:

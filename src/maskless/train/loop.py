@@ -23,12 +23,13 @@ from accelerate import Accelerator
 from accelerate.tracking import LOGGER_TYPE_TO_CLASS
 from torch import Tensor, nn
 
+from maskless.data.image_tokens import ImageTokens
 from maskless.data.tokens import TokenRows, global_batch
-from maskless.nn import autocast
+from maskless.nn import autocast, maskgit
 from maskless.nn.blocks import CrossBlock, SelfBlock
 from maskless.nn.loss import cost
 from maskless.nn.partition import GroupSwap
-from maskless.objective import OBJECTIVES, Task, mixed_seed, noise
+from maskless.objective import OBJECTIVES, Task, drop_labels, mixed_seed, noise
 from maskless.train.state import whole
 
 # What `--model` names: the network that is built and the task it is trained on.
@@ -37,9 +38,12 @@ MODELS = {
     "mdlm": ("masked", "mdlm"),
     "mdlm-complementary": ("masked", "pgm"),
     "ar": ("causal", "causal"),
+    "maskgit": ("maskgit", "maskgit"),
 }
+TEXT_MODELS = ("pgm", "mdlm", "mdlm-complementary", "ar")
+IMAGE_MODELS = ("pgm", "maskgit")
 T = TypeVar("T")
-WEIGHTS = {"bounded": "pgm", "released": "pgm-released", "exact": "pgm-exact"}
+WEIGHTS = {"bounded": "pgm", "released": "pgm-released", "exact": "pgm-exact", "arccos": "pgm-arccos"}
 DECAYS = ("constant", "cosine")
 INITIALS = ("open", "released")
 TRACKERS = ("none", *sorted(LOGGER_TYPE_TO_CLASS))
@@ -50,8 +54,10 @@ SETTLED = 2  # steps that compile the layers; later ones must not
 class TrainConfig:
     """How to train. The defaults are the paper's where it has them (PGM, Sec. 5.1)."""
 
-    model: str = "pgm"  # pgm, mdlm, mdlm-complementary, ar
-    weights: str = "bounded"  # of two-group tasks: bounded, released (unbounded), exact (by group size)
+    model: str = "pgm"  # pgm, mdlm, mdlm-complementary, ar; maskgit for pictures
+    weights: str = (
+        "bounded"  # of two-group tasks: bounded, released (unbounded), exact (by group size), arccos (pictures)
+    )
     steps: int = 1_000_000
     minutes: float | None = None  # stop after this long (evaluating and saving not counted), if before the last step
     batch: int = 512  # sequences of an optimiser step, over all processes
@@ -62,6 +68,7 @@ class TrainConfig:
     decay: str = "constant"
     clip: float = 1.0
     ema: float = 0.9999
+    label_dropout: float = 0.1  # of pictures: the share of labels that are hidden, for guidance
     seed: int = 0
     compile: bool | None = None  # by default on CUDA
     fsdp: bool = False  # shard the weights over processes
@@ -91,8 +98,9 @@ class TrainConfig:
                 raise ValueError(f"{name} {value} is out of range: expected 0 or more")
         if self.minutes is not None and not self.minutes > 0:
             raise ValueError(f"minutes {self.minutes} is out of range: expected more than 0")
-        if not 0 <= self.ema < 1:
-            raise ValueError(f"ema {self.ema} is out of range: expected at least 0 and less than 1")
+        for name in ("ema", "label_dropout"):
+            if not 0 <= getattr(self, name) < 1:
+                raise ValueError(f"{name} {getattr(self, name)} is out of range: expected at least 0 and less than 1")
 
     @property
     def objective(self) -> str:
@@ -204,7 +212,7 @@ def compile_layers(network: nn.Module, config: TrainConfig, device: torch.device
     """Compile each kind of layer once; all layers of a kind share the code, so it starts in seconds."""
     if _compiles(config, device):
         for module in network.modules():
-            if isinstance(module, SelfBlock | CrossBlock | GroupSwap):
+            if isinstance(module, SelfBlock | CrossBlock | GroupSwap | maskgit.Block):
                 module.compile()
 
 
@@ -246,15 +254,22 @@ def _tasks(
     tasks = []
     for piece in pieces:
         tokens = rows.rows(numbers[piece])
-        task = build(tokens, t[piece], u[piece], _counts(tokens, pad))
+        task = build(tokens, t[piece], u[piece], _counts(rows, tokens, pad))
+        if isinstance(rows, ImageTokens) and (labels := rows.labels(numbers[piece])) is not None:
+            task = task.labelled(drop_labels(labels, u[piece, 0], config.label_dropout, rows.classes))
         tasks.append(task.map(Tensor.pin_memory) if device.type == "cuda" else task)
-    count = config.batch * rows.length if pad is None else int(_counts(rows.rows(numbers), pad).sum())
+    if isinstance(rows, ImageTokens):
+        return tasks, config.batch * (rows.length - 1)
+    count = config.batch * rows.length if pad is None else int(_counts(rows, rows.rows(numbers), pad).sum())
     return tasks, count
 
 
-def _counts(tokens: Tensor, pad: int | None) -> Tensor:
-    """Which tokens count in the loss: all but padding.  (B, L) -> (B, L) bool"""
-    return torch.ones_like(tokens, dtype=torch.bool) if pad is None else tokens != pad
+def _counts(rows: TokenRows, tokens: Tensor, pad: int | None) -> Tensor:
+    """Which tokens count in the loss: all but padding, and the BOS of a picture.  (B, L) -> (B, L) bool"""
+    counts = torch.ones_like(tokens, dtype=torch.bool) if pad is None else tokens != pad
+    if isinstance(rows, ImageTokens):
+        counts[:, 0] = False
+    return counts
 
 
 def _ahead(items: Iterable[T], depth: int = 2) -> Iterator[T]:

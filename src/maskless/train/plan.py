@@ -10,7 +10,8 @@ import torch
 
 from maskless.checkpoint import NETWORKS
 from maskless.codec.text import TextCodec
-from maskless.train.loop import MODELS
+from maskless.data.image_tokens import PreparedImages
+from maskless.train.loop import IMAGE_MODELS, MODELS, TEXT_MODELS
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -72,8 +73,8 @@ def network_config(
 
     layers: in all; a Partition Transformer has half of them in its encoder unless `encoder` says otherwise.
     """
-    if model not in MODELS:
-        raise ValueError(f"unknown model {model!r}: expected one of {', '.join(MODELS)}")
+    if model not in TEXT_MODELS:
+        raise ValueError(f"unknown model {model!r}: expected one of {', '.join(TEXT_MODELS)}")
     kind = MODELS[model][0]
     if kind != "partition" and ((context, queries, swap) != ("full", "position", "released") or encoder is not None):
         raise ValueError(f"context, queries, swap and encoder belong to pgm: the model is {model}")
@@ -99,3 +100,49 @@ def network_config(
         mask = codec.vocab if codec.mask is None else codec.mask
         return make(vocab=max(codec.vocab, mask + 1), mask=mask, layers=layers, **sizes)
     return make(vocab=codec.vocab, layers=layers, **sizes)
+
+
+def image_network_config(
+    model: str,
+    data: PreparedImages,
+    *,
+    width: int,
+    layers: int,
+    encoder: int | None = None,
+    heads: int | None = None,
+    dropout: float = 0.1,
+    context: str = "full",
+    queries: str = "position",
+    swap: str = "released",
+    rope: str = "1d",
+) -> Any:
+    """The configuration of the network that `--model` names, for prepared pictures; as the released ones are built."""
+    if model not in IMAGE_MODELS:
+        raise ValueError(f"model {model!r} for pictures: expected one of {', '.join(IMAGE_MODELS)}")
+    kind = MODELS[model][0]
+    sizes: dict[str, Any] = {
+        "length": data.length,
+        "width": width,
+        "heads": heads or max(1, width // (64 if width >= 256 else 32)),
+        "dropout": dropout,
+        "grid": data.grid,
+    }
+    make = NETWORKS[kind][0]
+    if kind == "maskgit":
+        classes = max(1, len(data.classes))
+        return make(vocab=data.mask + 1, mask=data.mask, classes=classes, layers=layers, **sizes)
+    encoder = layers // 2 if encoder is None else encoder
+    if not 0 < encoder < layers:
+        raise ValueError(f"encoder {encoder} of {layers} layers: expected 1 to {layers - 1}")
+    kinds = {"context": context, "queries": queries, "swap": swap, "rope": rope}
+    return make(
+        vocab=data.vocab,
+        never=data.mask,
+        classes=len(data.classes) or None,
+        condition=width if data.classes else 128,
+        registers=True,
+        encoder=encoder,
+        decoder=layers - encoder,
+        **sizes,
+        **kinds,
+    )

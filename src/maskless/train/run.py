@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from accelerate import Accelerator, DistributedType, PartialState
 from accelerate.utils import FullyShardedDataParallelPlugin, ProjectConfiguration, parse_flag_from_env
@@ -19,12 +20,15 @@ from rich.markup import escape
 from torch import nn
 from torch.distributed.fsdp import FSDPModule
 
+from maskless import pictures
 from maskless.api import Text, generate
 from maskless.checkpoint import NETWORKS, Model
+from maskless.data.image_tokens import PreparedImages, holds_images, open_images
 from maskless.data.tokens import Prepared, open_tokens
 from maskless.ema import EMA
 from maskless.evaluate.likelihood import Likelihood, likelihood
 from maskless.files import write_aside
+from maskless.images import generate_images
 from maskless.nn.blocks import open_gates
 from maskless.train import state
 from maskless.train.loop import MODELS, Clock, Progress, TrainConfig, compile_layers, is_due, share_done, train
@@ -72,7 +76,7 @@ class Run:
 
     def __init__(self, folder: Path, config: RunConfig):
         self.folder, self.config, self.settings = folder, config, config.train
-        self.data = open_tokens(config.data)
+        self.data = open_images(config.data) if holds_images(config.data) else open_tokens(config.data)
         check_processes(self.settings, processes())
         _check_sizes(config, self.data)
         self.accelerator = _accelerator(self.settings, folder)
@@ -93,7 +97,7 @@ class Run:
         self.network, self.optimizer = self.accelerator.prepare(network, adam)
         self.ema = EMA(self.network.parameters(), self.settings.ema)
         self.start, spent = state.restore(folder / "states", self.network, self.optimizer, self.ema, self.accelerator)
-        self.model = Model(self.accelerator.unwrap_model(self.network), self.data.codec(), self.data.layout)
+        self.model = _model(self.accelerator.unwrap_model(self.network), self.data)
         if self.main:
             _sweep(folder)
             config.write(folder)
@@ -142,9 +146,16 @@ class Run:
         return measured
 
     def samples(self, n: int) -> list[Text]:
-        """Texts from the averaged weights."""
+        """Texts from the averaged weights; of a model of pictures none, but samples.png in the run's folder."""
         with self.clock.paused(), self._averaged(), torch.compiler.set_stance("force_eager"):
-            return generate(self.model, n, seed=self.settings.seed)
+            if not isinstance(self.data, PreparedImages):
+                return generate(self.model, n, seed=self.settings.seed)
+            drawn = generate_images(self.model.to(self.accelerator.device), n=16, seed=self.settings.seed)
+        if self.main:
+            pixels = torch.stack([torch.from_numpy(np.atleast_3d(np.array(picture.image))) for picture in drawn])
+            labels = [picture.label or "" for picture in drawn] if self.data.classes else None
+            pictures.grid(pixels, self.folder / "samples.png", labels=labels, columns=8)
+        return []
 
     def save(self, step: int) -> None:
         """Write the losses up to here, the training state, then the averaged model."""
@@ -203,7 +214,8 @@ def run(folder: Path, config: RunConfig, console: Console, *, name: str = "train
                 measured = this.evaluate(done, 256)
                 _say(this, console, f"  step {done:,}: validation perplexity {_pm(measured)}")
             if is_due(settings.sample_every, step, share) and not last:
-                _say(this, console, f"  step {done:,}: {escape(repr(str(this.samples(1)[0])[:300]))}")
+                shown = [repr(str(text)[:300]) for text in this.samples(1)] or [f"see {folder / 'samples.png'}"]
+                _say(this, console, f"  step {done:,}: {escape(shown[0])}")
             if is_due(settings.save_every, step, share) or last:
                 this.save(done)
             share = step.share
@@ -260,9 +272,16 @@ def check_processes(settings: TrainConfig, state: PartialState) -> None:
         raise ValueError("fsdp shards over GPUs, with a process for each: start with torchrun or accelerate launch")
 
 
-def _check_sizes(config: RunConfig, data: Prepared) -> None:
-    if config.network["vocab"] < data.vocab or config.network["length"] != data.length:
+def _model(network: nn.Module, data: Prepared | PreparedImages) -> Model:
+    if isinstance(data, PreparedImages):
+        return Model(network, data.codec(), "image", data.classes)
+    return Model(network, data.codec(), data.layout)
+
+
+def _check_sizes(config: RunConfig, data: Prepared | PreparedImages) -> None:
+    vocab = data.codes if isinstance(data, PreparedImages) else data.vocab
+    if config.network["vocab"] < vocab or config.network["length"] != data.length:
         raise ValueError(
-            f"the data in {data.folder} has {data.vocab} ids and length {data.length}, "
+            f"the data in {data.folder} has {vocab} ids and length {data.length}, "
             f"the network {config.network['vocab']} and {config.network['length']}"
         )

@@ -13,10 +13,11 @@ from typing import Any
 import torch
 
 from maskless.codec.text import byte_codec, codec
+from maskless.data.image_tokens import holds_images, open_images
 from maskless.data.sources import read
 from maskless.data.tokens import Prepared, open_tokens
 from maskless.train.loop import TrainConfig
-from maskless.train.plan import Plan, network_config, plan
+from maskless.train.plan import Plan, image_network_config, network_config, plan
 from maskless.train.run import RunConfig, check_processes, processes
 
 CHARACTERS_PER_PACKED_BYTE = 3.5  # of text in .gz, .xz and .zst files
@@ -55,6 +56,12 @@ def configure(folder: Path, request: Request, prepare: Prepare) -> RunConfig:
     settings = _settings(request, sizes)
     check_processes(settings, processes())
     network = {"width": sizes.width, "layers": sizes.layers} | request.network
+    if request.data is not None and holds_images(request.data):
+        images = open_images(request.data)
+        config = image_network_config(settings.model, images, **network)
+        return RunConfig(data=str(images.folder.resolve()), network=dataclasses.asdict(config), train=settings)
+    if settings.model == "maskgit" or settings.weights == "arccos":
+        raise ValueError("maskgit and the arccos weights are for pictures: this is text")
     network_config(settings.model, byte_codec(), sizes.length, **network)  # a mistake shows before the work begins
     data = _from_text(folder, request, sizes, prepare) if request.data is None else open_tokens(request.data)
     return RunConfig(
@@ -66,6 +73,8 @@ def configure(folder: Path, request: Request, prepare: Prepare) -> RunConfig:
 
 def _characters(request: Request) -> int:
     """About how long the text is."""
+    if request.data is not None and holds_images(request.data):
+        return int(open_images(request.data).splits["train"].tokens * CHARACTERS_PER_PACKED_BYTE)
     if request.data is not None:
         return open_tokens(request.data).splits["train"].bytes
     corpus = read(request.text or [])  # names a missing or empty file before anything is made
@@ -83,6 +92,8 @@ def _settings(request: Request, sizes: Plan) -> TrainConfig:
         "decay": "cosine",
         "sample_every": None,
     }
+    if request.data is not None and holds_images(request.data) and request.train.get("model", "pgm") == "pgm":
+        derived["weights"] = "arccos"
     return TrainConfig(**derived | request.train)
 
 

@@ -1,0 +1,92 @@
+"""The command `train-codec`: an image tokenizer from one's own images."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from maskless.cli import show
+
+
+def train_codec(
+    to: Annotated[Path, typer.Option("--out", help="The run's folder; the codec is made in OUT/codec.")],
+    images: Annotated[
+        list[str] | None,
+        typer.Option(help="A folder of images, or a .npy file of bytes (N, H, W, 3); may be repeated."),
+    ] = None,
+    size: Annotated[
+        int | None, typer.Option(help="Cut images to squares of so many pixels. Default for folders: 64.")
+    ] = None,
+    factor: Annotated[int | None, typer.Option(help="Pixels along a side of a token: 2, 4 (default) or 8.")] = None,
+    codes: Annotated[int | None, typer.Option(help="How many different tokens. Default: 1024.")] = None,
+    code_width: Annotated[int | None, typer.Option(help="Numbers in a code. Default: 8.")] = None,
+    width: Annotated[int | None, typer.Option(help="Of the network, times 32. Default: 128 on CUDA, else 32.")] = None,
+    latent: Annotated[
+        int | None, typer.Option(help="Channels before the codes. Default: 256 on CUDA, else 64.")
+    ] = None,
+    blocks: Annotated[int | None, typer.Option(help="Residual blocks at each resolution. Default: 2.")] = None,
+    minutes: Annotated[float | None, typer.Option(help="A time budget.")] = None,
+    steps: Annotated[int | None, typer.Option(help="Default: 20,000 on CUDA, else 500.")] = None,
+    resume: Annotated[bool, typer.Option("--resume", help="Go on with the run in --out.")] = False,
+    batch: Annotated[int | None, typer.Option(help="Images of a step. Default: 64 on CUDA, else 16.")] = None,
+    learning_rate: Annotated[float | None, typer.Option("--lr")] = None,
+    adversarial: Annotated[float | None, typer.Option(help="Weight of the adversarial loss; 0: none.")] = None,
+    adversarial_start: Annotated[float | None, typer.Option(help="The share of the run before it begins.")] = None,
+    multiscale: Annotated[float | None, typer.Option(help="Weight of the multi-scale loss.")] = None,
+    revive_after: Annotated[
+        int | None, typer.Option(help="Put a code elsewhere that so many batches did not use; 0: never.")
+    ] = None,
+    ema: Annotated[float | None, typer.Option(help="Decay of the averaged weights.")] = None,
+    flip: Annotated[bool | None, typer.Option(help="Exchange left and right in half of the images.")] = None,
+    seed: Annotated[int | None, typer.Option(help="Default: 0.")] = None,
+    evaluate_every: int | None = None,
+    save_every: int | None = None,
+    log_every: Annotated[int | None, typer.Option(help="Default: 10.")] = None,
+    keep: Annotated[int | None, typer.Option(help="Training states that stay on disk. Default: 2.")] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Machine-readable output on stdout.")] = False,
+) -> None:
+    """Train an image tokenizer on your own images.
+
+    maskless train-codec --images photos --size 64 --factor 4 --codes 1024 --out runs/codec --minutes 10
+    """
+    from maskless.train import codec
+
+    sizes: dict[str, Any] = {
+        "codes": codes,
+        "code_width": code_width,
+        "width": width,
+        "latent": latent,
+        "blocks": blocks,
+    }
+    training: dict[str, Any] = {
+        "size": size,
+        "minutes": minutes,
+        "steps": steps,
+        "batch": batch,
+        "learning_rate": learning_rate,
+        "adversarial": adversarial,
+        "adversarial_start": adversarial_start,
+        "multiscale": multiscale,
+        "revive_after": revive_after,
+        "ema": ema,
+        "flip": flip,
+        "seed": seed,
+        "evaluate_every": evaluate_every,
+        "save_every": save_every,
+        "log_every": log_every,
+        "keep": keep,
+    }
+    given = {name: value for name, value in ({"factor": factor} | training).items() if value is not None}
+    sizes = {name: value for name, value in sizes.items() if value is not None}
+    make = codec.resumed if resume and (to / "run.json").exists() else codec.configure
+    summary = codec.train_codec(to, make(to, images or [], codec=sizes, **given), show.err)
+    if as_json:
+        fields = {"steps": summary.steps, "seconds": summary.seconds, "images_per_second": summary.images_per_second}
+        print(json.dumps(fields | dataclasses.asdict(summary.quality)))
+        return
+    made = f"codec: {to / 'codec'}   picture: {to / 'reconstructions.png'}"
+    show.out.print(f"{codec.described(summary.quality)}\n{made}", highlight=False, soft_wrap=True, markup=False)

@@ -1,0 +1,107 @@
+"""The commands `generate` and `fill`: texts to stdout, pictures to a file."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from maskless.cli import pictures, show
+
+MODEL = Annotated[str, typer.Argument(help="A model folder, a run folder, a hub id, or a released checkpoint file.")]
+TOKENIZER = Annotated[str | None, typer.Option(help="gpt2, bert, bytes, or a file; for models that bring none.")]
+JSON = Annotated[bool, typer.Option("--json", help="Machine-readable output on stdout.")]
+STEPS = Annotated[int | None, typer.Option(help="1 to the number of unknown tokens. Default: 32 or fewer.")]
+SEED = Annotated[int, typer.Option(help="The same seed gives the same sample.")]
+TEMPERATURE = Annotated[float, typer.Option(help="0: always the most likely token.")]
+TOP_K = Annotated[int | None, typer.Option(help="Draw among the k most likely tokens.")]
+TOP_P = Annotated[float | None, typer.Option(help="Draw from the nucleus of this probability.")]
+ORDER = Annotated[str, typer.Option(help="random or raster; pictures: halton (default), confidence.")]
+COUNTS = Annotated[str, typer.Option(help="Tokens per step: uniform, or mdlm (as MDLM's posterior draws them).")]
+REFRESH = Annotated[int, typer.Option(help="Full context: encode it anew in every r-th step only; faster, not exact.")]
+
+
+def generate(
+    model: MODEL,
+    n: Annotated[int, typer.Option(help="How many texts.")] = 4,
+    prompt: Annotated[str, typer.Option(help="What each text begins with.")] = "",
+    length: Annotated[int | None, typer.Option(help="Tokens. Default: the model's context.")] = None,
+    steps: STEPS = None,
+    seed: SEED = 0,
+    temperature: TEMPERATURE = 1.0,
+    top_k: TOP_K = None,
+    top_p: TOP_P = None,
+    order: ORDER = "random",
+    counts: COUNTS = "uniform",
+    refresh: REFRESH = 1,
+    tokenizer: TOKENIZER = None,
+    as_json: JSON = False,
+    label: Annotated[list[str] | None, typer.Option(help="Pictures: a class, by name or number; repeat it.")] = None,
+    guidance: Annotated[float, typer.Option(help="Pictures: 0 for none.")] = 0.0,
+    to: Annotated[Path | None, typer.Option("--out", help="Pictures: the PNG to write.")] = None,
+    gif: Annotated[Path | None, typer.Option(help="Pictures: a GIF of how they came.")] = None,
+) -> None:
+    """Write texts to stdout, or pictures to a file.
+
+    maskless generate runs/my --n 4 --steps 32 --seed 0 --temperature 1 --top-p 0.9
+
+    maskless generate runs/photos --label cat --label ship --guidance 2 --out pictures.png
+    """
+    from maskless import api
+
+    loaded = api.load(model, tokenizer=tokenizer)
+    how: dict[str, Any] = {"steps": steps, "seed": seed, "temperature": temperature, "top_k": top_k, "top_p": top_p}
+    if loaded.layout == "image":
+        drawn: dict[str, Any] = {
+            "steps": steps,
+            "seed": seed,
+            "temperature": temperature,
+            "top_k": top_k,
+            "top_p": top_p,
+        }
+        chosen = {"order": order, "counts": counts} if (order, counts) != ("random", "uniform") else {}
+        pictures.draw(loaded, to, gif, label, n, guidance=guidance, **drawn | chosen)
+        return
+    how |= {"order": order, "counts": counts, "refresh": refresh}
+    with show.watching("generating") as on_step:
+        texts = api.generate(loaded, n, prompt=prompt, length=length, on_step=on_step, **how)
+    for number, one in enumerate(texts):
+        if as_json:
+            print(json.dumps({"text": one, "tokens": one.tokens, "steps": one.steps, "order": one.order}))
+        else:
+            if len(texts) > 1:
+                show.err.rule(f"sample {number}", style="dim")
+            print(one, flush=True)
+
+
+def fill(
+    model: MODEL,
+    text: Annotated[str, typer.Argument(help="Text with gaps of so many tokens: 'The \\[8] sat on \\[12].'")],
+    steps: STEPS = None,
+    seed: SEED = 0,
+    temperature: TEMPERATURE = 1.0,
+    top_k: TOP_K = None,
+    top_p: TOP_P = None,
+    order: ORDER = "random",
+    counts: COUNTS = "uniform",
+    refresh: REFRESH = 1,
+    tokenizer: TOKENIZER = None,
+    as_json: JSON = False,
+) -> None:
+    """Fill the gaps of a text, any number of them, in any order; the filled text goes to stdout.
+
+    maskless fill runs/my "The \\[8] sat on \\[12]." --steps 16 --seed 0
+    """
+    from maskless import api
+
+    loaded = api.load(model, tokenizer=tokenizer)
+    how: dict[str, Any] = {"steps": steps, "seed": seed, "temperature": temperature, "top_k": top_k, "top_p": top_p}
+    how |= {"order": order, "counts": counts, "refresh": refresh}
+    with show.watching("filling") as on_step:
+        filled = api.fill(loaded, text, on_step=on_step, **how)
+    if as_json:
+        print(json.dumps({"text": filled, "tokens": filled.tokens, "steps": filled.steps, "order": filled.order}))
+    else:
+        print(filled)

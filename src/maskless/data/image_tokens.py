@@ -1,0 +1,155 @@
+"""Prepared pictures: a folder's index, its token rows and labels memory-mapped.
+
+Shapes: h, w the grid of tokens, L = 1 + h*w with BOS first, then the grid line by line.
+With K codes, the tokens are 0 to K-1, the mask is K and BOS is K+1, as in the released code: V = K + 2.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from maskless.codec.vq import ImageCodec, read_codec
+from maskless.data.tokens import DTYPES, INDEX, SPLITS, TokenRows, bin_path
+
+KIND = "images-1"  # stands where the index of prepared text has its number
+CODEC = "codec"
+LABELS = np.dtype("<i4")
+
+
+@dataclass(frozen=True, kw_only=True)
+class ImageSplit:
+    """rows: how many, mirrored ones included.  tokens: in all of them.  pictures: how many they were made from."""
+
+    rows: int
+    tokens: int
+    pictures: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class PreparedImages:
+    """What the index of a folder of prepared pictures says.
+
+    size: pixels a side.  grid: tokens, (h, w).  classes: names by label, () if there are none.
+    flips: whether the second half of the train rows mirrors the first.  skipped: how many pictures were broken, and
+    broken: the first of them, a line each.
+    """
+
+    folder: Path
+    size: int
+    filter: str
+    channels: int
+    grid: tuple[int, int]
+    codes: int
+    dtype: str
+    classes: tuple[str, ...]
+    flips: bool
+    skipped: int
+    broken: tuple[str, ...]
+    sources: tuple[str, ...]
+    splits: Mapping[str, ImageSplit]
+
+    eos = pad = None  # as prepared text may have
+
+    @property
+    def length(self) -> int:
+        return 1 + self.grid[0] * self.grid[1]
+
+    @property
+    def mask(self) -> int:
+        return self.codes
+
+    @property
+    def bos(self) -> int:
+        return self.codes + 1
+
+    @property
+    def vocab(self) -> int:
+        return self.codes + 2
+
+    def codec(self) -> ImageCodec:
+        """The codec that made the tokens, of which the folder has a copy."""
+        return read_codec(self.folder / CODEC)
+
+    def split(self, name: str) -> ImageTokens:
+        """The rows of "train" or "valid"."""
+        if name not in self.splits:
+            raise ValueError(f"no split {name!r} in {self.folder}: expected {' or '.join(self.splits)}")
+        rows, classes = self.splits[name].rows, len(self.classes)
+        return ImageTokens(bin_path(self.folder, name), self.dtype, rows, self.length, classes)
+
+
+class ImageTokens(TokenRows):
+    """The rows of one token file and their labels, read from disk as they are asked for; classes: how many."""
+
+    def __init__(self, path: Path, dtype: str, rows: int, length: int, classes: int) -> None:
+        super().__init__(path, dtype, rows, length)
+        self.classes = classes
+        labels = label_path(path.parent, path.stem)
+        self._labels = np.memmap(labels, dtype=LABELS, mode="r", shape=(rows,)) if labels.exists() else None
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return ImageTokens, (self.path, self.dtype, len(self), self.length, self.classes)
+
+    def labels(self, indices: Sequence[int] | np.ndarray | torch.Tensor) -> torch.Tensor | None:
+        """The labels of some rows, None if the pictures have no classes.  (n,) -> (n,) int64"""
+        if self._labels is None:
+            return None
+        return torch.from_numpy(self._labels[np.asarray(indices, dtype=np.int64)].astype(np.int64))
+
+
+def label_path(folder: Path, split: str) -> Path:
+    return folder / f"{split}.labels.bin"
+
+
+# The index
+
+
+def holds_images(folder: str | Path) -> bool:
+    """Whether a folder was made by `prepare_images`, by its index alone."""
+    try:
+        return json.loads((Path(folder) / INDEX).read_text(encoding="utf-8"))["format"] == KIND
+    except (OSError, ValueError, KeyError, TypeError):
+        return False
+
+
+def open_images(folder: str | Path) -> PreparedImages:
+    """The folder that `prepare_images` made, its files checked against its index."""
+    folder = Path(folder)
+    path = folder / INDEX
+    if not holds_images(folder):
+        raise ValueError(f"{folder}: not a folder of prepared pictures; make one with `maskless prepare`")
+    try:
+        fields = json.loads(path.read_text(encoding="utf-8"))
+        del fields["format"]
+        fields["splits"] = {name: ImageSplit(**fields["splits"][name]) for name in SPLITS}
+        for name in ("grid", "classes", "broken", "sources"):
+            fields[name] = tuple(fields[name])
+        prepared = PreparedImages(folder=folder, **fields)
+        if prepared.dtype not in DTYPES or len(prepared.grid) != 2:
+            raise ValueError(f"dtype {prepared.dtype!r}, grid {prepared.grid}")
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        raise ValueError(f"{path}: not an index of prepared pictures ({error})") from error
+    for name, split in prepared.splits.items():
+        _check_file(bin_path(folder, name), split.rows * prepared.length * DTYPES[prepared.dtype].itemsize)
+        if prepared.classes:
+            _check_file(label_path(folder, name), split.rows * LABELS.itemsize)
+    return prepared
+
+
+def _check_file(path: Path, wanted: int) -> None:
+    size = path.stat().st_size if path.is_file() else 0
+    if size != wanted:
+        raise ValueError(f"{path}: {size:,} bytes, but {INDEX} says {wanted:,}; prepare the pictures again")
+
+
+def write_index(prepared: PreparedImages) -> None:
+    """Writes index.json into the folder that it describes."""
+    fields = {"format": KIND} | {k: v for k, v in asdict(prepared).items() if k != "folder"}
+    (prepared.folder / INDEX).write_text(json.dumps(fields, indent=2) + "\n", encoding="utf-8")

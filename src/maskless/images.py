@@ -1,0 +1,231 @@
+"""Pictures from a model with classes: drawn by label, or filled in around what is known.
+
+A sequence is a BOS and then the grid of tokens, row by row.
+
+Shapes: B pictures, h x w cells of the grid, L = 1 + h*w, H x W pixels.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from PIL import Image
+from torch import Tensor
+
+from maskless.checkpoint import Model, check_ids
+from maskless.codec.vq import ImageCodec, to_images, to_pixels
+from maskless.logits import row_keys
+from maskless.nn import autocast
+from maskless.order import COUNTS, ORDERS, Order, after_lead, halton
+from maskless.sampling import SCHEDULES, Filter, Guidance, Never, Step, Truncation, sample, sample_confident, warmed
+from maskless.sampling import plan as make_plan
+
+IMAGE_ORDERS = ("halton", "confidence", *ORDERS)
+OnStep = Callable[[Step], None]
+
+
+@dataclass(frozen=True, kw_only=True)
+class ImageHow:
+    """How to draw pictures; `generate` and `fill` take these as keywords. The defaults are the paper's."""
+
+    steps: int | None = None  # 1 to the number of unknown cells; by default 32 or fewer
+    seed: int = 0
+    temperature: float = 1.0
+    top_k: int | None = None
+    top_p: float | None = None
+    order: str = "halton"
+    counts: str = "arccos"
+    guidance: float = 0.0  # how far to go beyond the class's own logits; 0: none
+    schedule: str = "ramp"  # of the guidance
+    noise: float = 5.0  # of the confidence order: how much chance there is in it at first
+    warmup: int = 1  # first steps that draw at half the sharpness, for variety
+
+    def __post_init__(self) -> None:
+        Truncation(temperature=self.temperature, top_k=self.top_k, top_p=self.top_p)
+        for what, name, known in (
+            ("order", self.order, IMAGE_ORDERS),
+            ("counts", self.counts, COUNTS),
+            ("schedule", self.schedule, SCHEDULES),
+        ):
+            if name not in known:
+                raise ValueError(f"unknown {what} {name!r}: expected one of {', '.join(known)}")
+        if not 0 <= self.seed < 1 << 63:
+            raise ValueError(f"seed {self.seed} is out of range: expected 0 to {(1 << 63) - 1}")
+
+
+@dataclass(frozen=True, eq=False)
+class Picture:
+    """A picture that remembers its class, its tokens and how they came."""
+
+    image: Image.Image
+    label: str | None
+    tokens: Tensor  # (h, w)
+    steps: Tensor  # (h, w) the step that decided each cell, -1 where it was given
+
+    def _repr_png_(self) -> Any:
+        return self.image._repr_png_()
+
+
+def generate_images(
+    model: Model,
+    labels: Sequence[str | int] | None = None,
+    n: int | None = None,
+    *,
+    batch: int = 64,
+    on_step: OnStep | None = None,
+    **how: Any,
+) -> list[Picture]:
+    """A picture for each label, by name or number; without labels n of them, of classes in turn.
+
+    Picture i of a seed is the same whatever is drawn beside it. The other keywords are those of `ImageHow`.
+    """
+    settings, ids = ImageHow(**how), class_ids(model, labels, n)
+    if batch < 1:
+        raise ValueError(f"batch {batch} is out of range: expected 1 or more")
+    h, w = grid_of(model)
+    pictures: list[Picture] = []
+    for begin in range(0, len(ids), batch):
+        part = ids[begin : begin + batch]
+        known = torch.zeros(len(part), h, w, dtype=torch.bool)
+        keys = row_keys(settings.seed, begin + torch.arange(len(part)))
+        pictures += _draw(model, torch.zeros_like(known, dtype=torch.long), known, part, keys, settings, on_step)
+    return pictures
+
+
+def fill_image(
+    model: Model,
+    image: Image.Image | np.ndarray,
+    known: np.ndarray | Tensor,
+    label: str | int | None = None,
+    *,
+    on_step: OnStep | None = None,
+    **how: Any,
+) -> Picture:
+    """The picture with everything drawn anew that is not known; known (H, W): which pixels stay.
+
+    A cell stays if all its pixels do. Pixels that are known come back as they were. The other keywords are those of
+    `ImageHow`.
+    """
+    settings, codec = ImageHow(**how), codec_of(model)
+    pixels, (h, w) = _pixels(image, codec.channels), grid_of(model)
+    mask = torch.as_tensor(np.asarray(known, dtype=bool))
+    H, W = h * codec.factor, w * codec.factor
+    if pixels.shape[1:3] != (H, W) or mask.shape != (H, W):
+        given = f"a picture of {tuple(pixels.shape[1:3])} pixels with a mask of {tuple(mask.shape)}"
+        raise ValueError(f"{given}: expected {H} x {W} of both")
+    cells = mask.unflatten(1, (w, -1)).unflatten(0, (h, -1)).all(3).all(1)[None]  # (1, h, w)
+    tokens = codec.encode(to_images(pixels)).cpu()
+    keys = row_keys(settings.seed, torch.zeros(1, dtype=torch.long))
+    ids = dropped(model, 1) if label is None else class_ids(model, [label], 1)
+    (filled,) = _draw(model, tokens, cells, ids, keys, settings, on_step)
+    drawn = _pixels(filled.image, codec.channels)
+    kept = np.where(mask.numpy()[None, :, :, None], pixels, drawn)
+    return Picture(_image(kept[0]), filled.label, filled.tokens, filled.steps)
+
+
+def class_ids(model: Model, labels: Sequence[str | int] | None, n: int | None) -> Tensor:
+    """Numbers of labels given by name or number; without labels n of them in turn.  -> (B,)"""
+    count = model.config.classes
+    if labels is None:
+        if n is None or n < 1:
+            raise ValueError(f"n {n} is out of range: expected 1 or more, or labels")
+        return dropped(model, n) if count is None else torch.arange(n) % count
+    if count is None:
+        raise ValueError("this model knows no classes: expected no labels")
+    if n is not None and n != len(labels):
+        raise ValueError(f"n {n} and {len(labels)} labels: expected one of the two")
+    names = {name: i for i, name in enumerate(model.classes)}
+    for label in labels:
+        if isinstance(label, str) and label not in names:
+            raise ValueError(f"unknown label {label!r}: expected one of {', '.join(names) or f'0 to {count - 1}'}")
+    ids = torch.tensor([names[label] if isinstance(label, str) else label for label in labels], dtype=torch.long)
+    check_ids("label", ids, count)
+    return ids
+
+
+def dropped(model: Model, n: int) -> Tensor:
+    """The label that stands for none, n times."""
+    return torch.full((n,), model.config.classes or 0)
+
+
+def grid_of(model: Model) -> tuple[int, int]:
+    grid = getattr(model.config, "grid", None)
+    if model.layout != "image" or grid is None:
+        raise ValueError("this is not a model of pictures: its configuration has no grid")
+    return grid[0], grid[1]
+
+
+def codec_of(model: Model) -> ImageCodec:
+    if not isinstance(model.codec, ImageCodec):
+        raise ValueError("this model brings no codec for pictures")
+    return model.codec
+
+
+def _draw(
+    model: Model, tokens: Tensor, known: Tensor, ids: Tensor, keys: Tensor, how: ImageHow, on_step: OnStep | None
+) -> list[Picture]:
+    """tokens and known (B, h, w), ids (B,) of classes -> B pictures"""
+    codec, (h, w) = codec_of(model), grid_of(model)
+    bos = codec.codes + 1
+    rows = torch.cat([torch.full((len(tokens), 1), bos), tokens.flatten(1)], 1)
+    given = torch.cat([torch.ones(len(rows), 1, dtype=torch.bool), known.flatten(1)], 1)
+    steps = min(32, int((~given).sum(1).max())) if how.steps is None else how.steps
+    inner: Order = halton((h, w)) if how.order == "halton" else ORDERS.get(how.order, ORDERS["random"])
+    plan = make_plan(given, ~given, keys, steps=steps, order=after_lead(inner, 1), counts=COUNTS[how.counts])
+    truncation = Truncation(temperature=how.temperature, top_k=how.top_k, top_p=how.top_p)
+    never = Never(tuple(i for i in (codec.codes, bos) if i < model.config.vocab))  # mask and BOS
+    classes = model.config.classes
+    labels = None if classes is None else ids
+    guidance = Guidance(weight=how.guidance, dropped=classes, schedule=SCHEDULES[how.schedule])
+    filters: list[Filter] = [never, truncation]
+    if how.order != "confidence":
+        filters.insert(1, warmed(plan.came().to(model.device), how.warmup))
+    more: dict[str, Any] = {"filter": _chain(filters), "labels": labels, "guidance": guidance}
+    training = model.network.training
+    model.network.eval()
+    try:
+        with torch.no_grad(), autocast(model.device):
+            if how.order == "confidence":
+                run = sample_confident(model.network, rows, plan, keys, noise=how.noise, warmup=how.warmup, **more)
+            else:
+                run = sample(model.network, rows, plan, keys, **more)
+            for step in run:
+                if on_step is not None:
+                    on_step(step)
+    finally:
+        model.network.train(training)
+    cells = rows[:, 1:].unflatten(1, (h, w))
+    pixels = to_pixels(codec.decode(cells.to(model.device)).cpu())
+    came = plan.came()[:, 1:].unflatten(1, (h, w))
+    names = [model.classes[i] if i < len(model.classes) else None for i in ids.tolist()]
+    parts = zip(pixels.numpy(), names, cells, came, strict=True)
+    return [Picture(_image(image), name, token, step) for image, name, token, step in parts]
+
+
+def _chain(filters: Iterable[Filter]) -> Filter:
+    filters = tuple(filters)
+
+    def chained(logits: Tensor, rows: Tensor, positions: Tensor) -> Tensor:
+        for filter in filters:
+            logits = filter(logits, rows, positions)
+        return logits
+
+    return chained
+
+
+def _pixels(image: Image.Image | np.ndarray, channels: int) -> np.ndarray:
+    """A picture as bytes.  -> (1, H, W, C)"""
+    if isinstance(image, Image.Image):
+        image = np.asarray(image.convert("L" if channels == 1 else "RGB"))
+    array = np.asarray(image)
+    if array.dtype != np.uint8:
+        raise ValueError(f"a picture of {array.dtype}: expected bytes (uint8) or a PIL image")
+    return (array[:, :, None] if array.ndim == 2 else array)[None]
+
+
+def _image(pixels: np.ndarray) -> Image.Image:
+    return Image.fromarray(pixels[:, :, 0] if pixels.shape[2] == 1 else pixels)

@@ -1,0 +1,306 @@
+"""Texts from a model: generated, filled in, and scored. Text in, text out, any order."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from typing import Any, overload
+from weakref import WeakKeyDictionary
+
+import torch
+from torch import Tensor, nn
+
+from maskless.checkpoint import Model, check_ids
+from maskless.codec.text import TextCodec, parse_gaps, starts_with_space
+from maskless.engine import Engine, serves
+from maskless.logits import row_keys
+from maskless.nn import autocast
+from maskless.nn.causal import CausalTransformer
+from maskless.objective import bound
+from maskless.order import COUNTS, ORDERS
+from maskless.sampling import Filter, Step, Truncation, plan_causal, sample
+from maskless.sampling import plan as make_plan
+
+OnStep = Callable[[Step], None]
+
+
+class Text(str):
+    """A text that remembers its tokens and how they came.
+
+    tokens: the ids; steps: for each of them the step that decided it, -1 where it was given; order: the positions that
+    were decided, in the order in which they came.
+    """
+
+    tokens: list[int]
+    steps: list[int]
+    order: list[int]
+
+
+@dataclass(frozen=True)
+class Sampled:
+    """Rows of tokens and how they came."""
+
+    tokens: Tensor  # (B, L)
+    steps: Tensor  # (B, L) the step that decided each token, -1 where it was given
+    order: list[list[int]]  # of each row: the decided positions, in the order in which they came
+
+
+@dataclass(frozen=True, kw_only=True)
+class How:
+    """How to sample; `generate` and `fill` take these as keywords."""
+
+    steps: int | None = None  # 1 to the number of unknown tokens; by default 32, or fewer for short gaps
+    seed: int = 0
+    temperature: float = 1.0  # 0: always the most likely token
+    top_k: int | None = None
+    top_p: float | None = None
+    order: str = "random"
+    counts: str = "uniform"
+    refresh: int = 1  # full context: encode all that is known in every r-th step only (faster, no longer exact)
+
+    def __post_init__(self) -> None:
+        Truncation(temperature=self.temperature, top_k=self.top_k, top_p=self.top_p)
+        for what, name, table in (("order", self.order, ORDERS), ("counts", self.counts, COUNTS)):
+            if name not in table:
+                raise ValueError(f"unknown {what} {name!r}: expected one of {', '.join(table)}")
+        if self.refresh < 1:
+            raise ValueError(f"refresh {self.refresh} is out of range: expected 1 or more")
+        if not 0 <= self.seed < 1 << 63:
+            raise ValueError(f"seed {self.seed} is out of range: expected 0 to {(1 << 63) - 1}")
+
+
+def generate_texts(
+    model: Model,
+    n: int = 1,
+    *,
+    prompt: str = "",
+    length: int | None = None,
+    first: int = 0,
+    batch: int = 128,
+    on_step: OnStep | None = None,
+    **how: Any,
+) -> list[Text]:
+    """n texts from a model, each `length` tokens long (the model's context by default), starting with the prompt.
+
+    Sample i of a seed is the same whatever n is; `first` starts at another sample, so that processes can share a seed.
+    At most `batch` samples are computed at once, which bounds the memory and changes nothing else.
+    The other keywords are those of `How`: steps, seed, temperature, top_k, top_p, order, counts, refresh.
+    """
+    settings, text = How(**how), _codec(model)
+    context = model.config.length
+    length = context if length is None else length
+    given = _lead(model) + text.encode(prompt)
+    if not len(given) < context:
+        raise ValueError(f"the prompt is {len(given)} tokens long: expected less than the model's context of {context}")
+    if not len(given) < length <= context:
+        raise ValueError(
+            f"length {length} is out of range: expected {len(given) + 1} to {context}, "
+            f"more than the {len(given)} tokens given and at most the model's context"
+        )
+    for name, value in (("n", n), ("batch", batch)):
+        if value < 1:
+            raise ValueError(f"{name} {value} is out of range: expected 1 or more")
+    texts: list[Text] = []
+    for begin in range(0, n, batch):
+        rows = min(batch, n - begin)
+        tokens = torch.tensor(given + [0] * (length - len(given))).repeat(rows, 1)
+        known = torch.arange(length).expand(rows, length) < len(given)
+        keys = row_keys(settings.seed, first + begin + torch.arange(rows))
+        watch = None if on_step is None else _numbered_from(begin, on_step)
+        texts += _texts(text, _sample(model, tokens, known, ~known, keys, settings, watch))
+    return texts
+
+
+@overload
+def fill_text(model: Model, text: str, *, on_step: OnStep | None = None, **how: Any) -> Text: ...
+@overload
+def fill_text(model: Model, text: Sequence[str], *, on_step: OnStep | None = None, **how: Any) -> list[Text]: ...
+@overload
+def fill_text(model: Model, text: Tensor, *, known: Tensor, on_step: OnStep | None = None, **how: Any) -> Sampled: ...
+
+
+def fill_text(
+    model: Model,
+    text: str | Sequence[str] | Tensor,
+    *,
+    known: Tensor | None = None,
+    on_step: OnStep | None = None,
+    **how: Any,
+) -> Any:
+    """A text with its gaps filled: "The [8] sat on [12]." has gaps of 8 and 12 tokens, decided in any order.
+
+    A list of texts gives a list. Token ids (B, L) with a mask `known` of those that stay give a `Sampled`. A text's
+    result does not depend on the texts beside it. The other keywords are those of `How`.
+    """
+    settings = How(**how)
+    if isinstance(text, Tensor):
+        return _fill_tokens(model, text, known, settings, on_step)
+    if known is not None:
+        raise ValueError("known= goes with token ids; a text marks its gaps itself, as in 'The [8] sat.'")
+    templates = [parse_gaps(_codec(model), one) for one in ([text] if isinstance(text, str) else text)]
+    if not templates:
+        return []
+    lead = _lead(model)
+    lengths = torch.tensor([len(lead) + len(template.tokens) for template in templates])
+    L, context = int(lengths.max()), model.config.length
+    if L > context:
+        raise ValueError(f"a text with its gaps is {L} tokens long: expected at most the model's context of {context}")
+    tokens, asked, spaced = torch.zeros(len(templates), L, dtype=torch.long), *torch.zeros(2, len(templates), L).bool()
+    for row, template in enumerate(templates):
+        end = len(lead) + len(template.tokens)
+        tokens[row, :end] = torch.tensor(lead + template.tokens)
+        asked[row, len(lead) : end] = ~torch.tensor(template.known)
+        spaced[row, [len(lead) + i for i in template.spaced]] = True
+    known = ~asked & (torch.arange(L) < lengths[:, None])
+    keys = row_keys(settings.seed, torch.zeros(len(templates), dtype=torch.long))
+    only = _after_space(_codec(model), spaced, model) if spaced.any() else None
+    filled = _texts(_codec(model), _sample(model, tokens, known, asked, keys, settings, on_step, only), lengths)
+    return filled[0] if isinstance(text, str) else filled
+
+
+def log_likelihood(
+    model: Model, tokens: Tensor | str, known: Tensor | None = None, *, samples: int = 32, seed: int = 0
+) -> Tensor:
+    """A lower bound on log p(unknown tokens | known tokens) of each sequence, in nats.  (B, L) -> (B,) float64
+
+    known (B, L) bool: tokens that are given, not scored. Exact for a causal model; otherwise an unbiased estimate of
+    the variational bound from `samples` splits.
+    """
+    if isinstance(tokens, str):
+        lead, own = _lead(model), _codec(model).encode(tokens)
+        tokens = torch.tensor([lead + own], dtype=torch.long)
+        known = (torch.arange(tokens.shape[1]) < len(lead))[None]
+    single = tokens.ndim == 1
+    known = torch.zeros_like(tokens, dtype=torch.bool) if known is None else known
+    tokens, known = (x.cpu()[None] if single else x.cpu() for x in (tokens, known))
+    _check_rows(model, tokens, known)
+    if samples < 1:
+        raise ValueError(f"samples {samples} is out of range: expected 1 or more")
+    with _evaluating(model):
+        score = -bound(model.network, tokens, known, samples=samples, seed=seed)
+    return score[0] if single else score
+
+
+def _fill_tokens(model: Model, tokens: Tensor, known: Tensor | None, settings: How, on_step: OnStep | None) -> Sampled:
+    if known is None or known.shape != tokens.shape or tokens.ndim != 2:
+        raise ValueError("token ids to fill are (B, L), with known= a mask of the same shape")
+    tokens, known = tokens.cpu().clone(), known.cpu().bool()
+    _check_rows(model, tokens, known, only_known=True)
+    keys = row_keys(settings.seed, torch.arange(len(tokens)))
+    return _sample(model, tokens, known, ~known, keys, settings, on_step)
+
+
+def _check_rows(model: Model, tokens: Tensor, known: Tensor, *, only_known: bool = False) -> None:
+    if tokens.ndim != 2 or known.shape != tokens.shape:
+        raise ValueError(f"tokens {tuple(tokens.shape)}, known {tuple(known.shape)}: expected (B, L) for both")
+    if tokens.shape[1] > model.config.length:
+        raise ValueError(f"rows of {tokens.shape[1]} tokens exceed the model's context of {model.config.length}")
+    check_ids("token", tokens[known if only_known else ...], model.config.vocab)
+
+
+def _sample(
+    model: Model,
+    tokens: Tensor,
+    known: Tensor,
+    wanted: Tensor,
+    keys: Tensor,
+    how: How,
+    on_step: OnStep | None,
+    before: Filter | None = None,
+) -> Sampled:
+    truncation = Truncation(temperature=how.temperature, top_k=how.top_k, top_p=how.top_p)
+    filter: Filter = truncation if before is None else _Both(before, truncation)
+    unknown = int(wanted.sum(1).max())
+    steps = min(32, unknown) if how.steps is None else how.steps
+    if isinstance(model.network, CausalTransformer):
+        if how.steps not in (None, unknown):
+            raise ValueError(f"a causal model takes one step per token ({unknown} here) from left to right")
+        plan = plan_causal(known, wanted)
+    else:
+        order, counts = ORDERS[how.order], COUNTS[how.counts]
+        plan = make_plan(known, wanted, keys, steps=steps, order=order, counts=counts)
+    if serves(model.network):
+        _engine(model.network).sample(tokens, plan, keys, filter=filter, refresh=how.refresh, on_step=on_step)
+    else:
+        with _evaluating(model):
+            for step in sample(model.network, tokens, plan, keys, filter=filter):
+                if on_step is not None:
+                    on_step(step)
+    return Sampled(tokens, plan.came(), plan.decided())
+
+
+_engines: WeakKeyDictionary[nn.Module, tuple[object, Engine]] = WeakKeyDictionary()
+
+
+def _engine(network: nn.Module) -> Engine:
+    """The network's engine, made when it is first needed and again when the weights have changed."""
+    weights = [(p.data_ptr(), p._version) for p in network.parameters()]
+    made = _engines.get(network)
+    if made is None or made[0] != weights:
+        made = _engines[network] = weights, Engine(network)
+    return made[1]
+
+
+@contextmanager
+def _evaluating(model: Model) -> Iterator[None]:
+    """Without dropout, in the precision of the device."""
+    training = model.network.training
+    model.network.eval()
+    try:
+        with autocast(model.device):
+            yield
+    finally:
+        model.network.train(training)
+
+
+def _numbered_from(begin: int, on_step: OnStep) -> OnStep:
+    return lambda step: on_step(replace(step, rows=step.rows + begin))
+
+
+@dataclass(frozen=True)
+class _Both:
+    """One filter after another."""
+
+    first: Filter
+    second: Filter
+
+    def __call__(self, logits: Tensor, rows: Tensor, positions: Tensor) -> Tensor:
+        return self.second(self.first(logits, rows, positions), rows, positions)
+
+
+def _after_space(text: TextCodec, spaced: Tensor, model: Model) -> Filter:
+    """Where the given text ends in a space before a gap, the gap starts with a token that brings the space."""
+    starts = torch.zeros(model.config.vocab, dtype=torch.bool)
+    starts[: text.vocab] = torch.tensor(starts_with_space(text))
+    starts, spaced = starts.to(model.device), spaced.to(model.device)
+
+    def filter(logits: Tensor, rows: Tensor, positions: Tensor) -> Tensor:
+        return logits.masked_fill(spaced[rows, positions][:, None] & ~starts, -torch.inf)
+
+    return filter
+
+
+def _texts(text: TextCodec, done: Sampled, lengths: Sequence[int] | Tensor | None = None) -> list[Text]:
+    ends = [done.tokens.shape[1]] * len(done.tokens) if lengths is None else [int(n) for n in lengths]
+    texts = []
+    for row, end in enumerate(ends):
+        one = Text(text.decode(done.tokens[row, :end].tolist()))
+        one.tokens, one.steps = done.tokens[row, :end].tolist(), done.steps[row, :end].tolist()
+        one.order = done.order[row]
+        texts.append(one)
+    return texts
+
+
+def _codec(model: Model) -> TextCodec:
+    if model.codec is None:
+        raise ValueError("this model brings no tokenizer: name one with tokenizer= (gpt2, bert, bytes, or a file)")
+    if not isinstance(model.codec, TextCodec):
+        raise ValueError("this is a model of pictures: expected one of text")
+    return model.codec
+
+
+def _lead(model: Model) -> list[int]:
+    """What every sequence of this model begins with."""
+    bos = None if model.codec is None else _codec(model).bos
+    return [] if model.layout == "packed" or bos is None else [bos]

@@ -1,0 +1,279 @@
+"""A codec's training run as a folder: run.json, metrics.jsonl, states/, codec/, reconstructions.png; it resumes."""
+
+from __future__ import annotations
+
+import dataclasses
+import io
+import json
+import math
+import pickle
+import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from rich.console import Console
+from rich.markup import escape
+
+from maskless.codec.vq import VQ, VQConfig, check_size, read_codec, to_images
+from maskless.codec.vq_losses import psnr
+from maskless.files import write_aside
+from maskless.nn import autocast
+from maskless.train.codec_images import picture, read_images
+from maskless.train.codec_loop import CodecConfig, CodecStep, Trainer, share_done, train_steps
+from maskless.train.loop import Clock, is_due
+from maskless.train.report import Metrics, progress_bar
+from maskless.train.state import saved
+
+HELD_OUT, MOST_HELD_OUT = 20, 1_024  # one image in 20 is held out, these many at most
+SHOWN = 8  # images in the picture of reconstructions
+MULTIPLIERS = {2: (1, 2), 4: (1, 2, 4), 8: (1, 2, 2, 4)}  # by factor
+# What may change when a run goes on; everything else is as it began.
+CHANGEABLE = ("steps", "minutes", "evaluate_every", "save_every", "log_every", "keep")
+
+
+@dataclass(frozen=True)
+class Quality:
+    """How well the averaged weights reconstruct, and how the last batches used the codes."""
+
+    psnr: float  # dB, the mean over images
+    psnr_error: float  # the standard error of that mean
+    l1: float  # of values in [-1, 1]
+    images: int
+    held_out: bool  # False: too few images, so these were trained on
+    codes_used: float  # share
+    code_perplexity: float
+
+
+@dataclass(frozen=True)
+class CodecSummary:
+    """How a run ended."""
+
+    codec: VQ
+    quality: Quality
+    steps: int
+    seconds: float
+    images_per_second: float
+
+
+def configure(
+    folder: Path, images: list[str], *, factor: int = 4, codec: dict[str, Any] | None = None, **training: Any
+) -> CodecConfig:
+    """A run's configuration; what is not given follows from the device.
+
+    codec: keywords of `VQConfig`. training: keywords of `CodecConfig`.
+    """
+    if not images:
+        raise ValueError("what to train on? expected --images FOLDER or --images FILE.npy")
+    if factor not in MULTIPLIERS:
+        raise ValueError(f"factor {factor} is out of range: expected one of {', '.join(map(str, MULTIPLIERS))}")
+    if (folder / "run.json").exists():
+        raise ValueError(f"{folder} holds a run already: go on with --resume, or name another --out")
+    if training.get("size") is not None:
+        check_size(training["size"], training["size"], factor)
+    large = find_device().type == "cuda"
+    sizes = {"codes": 1024, "width": 128 if large else 32, "latent": 256 if large else 64} | (codec or {})
+    steps = 10_000_000 if training.get("minutes") else 20_000 if large else 500
+    settings = {"steps": steps, "batch": 64 if large else 16, "learning_rate": 3e-4 if large else 1e-3} | training
+    whole = tuple(str(Path(source).resolve()) for source in images)
+    return CodecConfig(images=whole, codec=VQConfig(multipliers=MULTIPLIERS[factor], **sizes), **settings)
+
+
+def resumed(
+    folder: Path, images: list[str], *, factor: int | None = None, codec: dict[str, Any] | None = None, **training: Any
+) -> CodecConfig:
+    """The configuration of a run that goes on, with a new end or other stations if they are named."""
+    config = read_config(folder)
+    own = dataclasses.asdict(config.codec) | dataclasses.asdict(config) | {"factor": config.codec.factor}
+    given = (codec or {}) | training | ({} if factor is None else {"factor": factor})
+    given |= {"images": tuple(str(Path(source).resolve()) for source in images)} if images else {}
+    for name, value in given.items():
+        if name not in CHANGEABLE and own[name] != value:
+            raise ValueError(f"{name} is {own[name]} in {folder}, not {value}: a run goes on as it began")
+    return dataclasses.replace(config, **{name: value for name, value in training.items() if name in CHANGEABLE})
+
+
+def read_config(folder: Path) -> CodecConfig:
+    """What run.json in a run's folder says."""
+    try:
+        fields = json.loads((folder / "run.json").read_text())
+        return CodecConfig(**fields | {"codec": VQConfig(**fields["codec"])})
+    except FileNotFoundError:
+        raise ValueError(f"nothing to resume: {folder} has no run.json") from None
+    except (KeyError, TypeError, json.JSONDecodeError) as error:
+        raise ValueError(f"{folder / 'run.json'} is not the configuration of a codec's run: {error!r}") from None
+
+
+def find_device() -> torch.device:
+    return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+
+
+class CodecRun:
+    """A run in progress: what is trained, and what happens at its stations."""
+
+    def __init__(self, folder: Path, config: CodecConfig, images: np.ndarray):
+        """images: (N, H, W, C) uint8"""
+        self.folder, self.config, self.images = folder, config, images
+        every, count = np.arange(len(images)), min(MOST_HELD_OUT, len(images) // HELD_OUT)
+        apart = np.arange(count) * len(images) // max(1, count)  # evenly: a folder is sorted by class
+        self.held_out, self.tested = count > 0, apart if count else every
+        self.trainer = Trainer(config, images, np.setdiff1d(every, apart), find_device())
+        self.start, spent = self._restore()
+        folder.mkdir(parents=True, exist_ok=True)
+        for part in (*folder.glob(".*.part"), *folder.glob("*/.*.part")):  # what a killed process left half-written
+            shutil.rmtree(part) if part.is_dir() else part.unlink()
+        text = json.dumps(dataclasses.asdict(config), indent=2) + "\n"
+        write_aside(folder / "run.json", lambda path: path.write_text(text))
+        self.metrics = Metrics(folder / "metrics.jsonl", self.start)
+        self.clock, self.waiting = Clock(spent), list[CodecStep]()
+
+    def __iter__(self) -> Iterator[CodecStep]:
+        return train_steps(self.trainer, start=self.start, clock=self.clock)
+
+    def log(self, step: CodecStep) -> float | None:
+        """Note a step; every `log_every` steps write the losses since the last time. Returns the last loss, if read."""
+        self.waiting.append(step)
+        return None if step.step % self.config.log_every and step.share < 1 else self._write_losses()
+
+    def _write_losses(self) -> float | None:
+        if not self.waiting:
+            return None
+        for step in self.waiting:
+            line = {"loss": step.loss.item()} | {name: value.item() for name, value in step.parts.items()}
+            if not math.isfinite(line["loss"]):
+                raise ValueError(f"the loss is {line['loss']} at step {step.step}: try a lower learning rate")
+            line |= {"gradient": step.gradient.item(), "rate": step.rate}
+            self._note(step.step, **line, **(self._use() if step is self.waiting[-1] else {}))
+        self.waiting.clear()
+        return line["loss"]
+
+    @torch.no_grad()
+    def evaluate(self, step: int) -> Quality:
+        """PSNR of the averaged weights on images that were held out, and a picture of the first of them."""
+        decibels, differences = [], []
+        device, batch = self.trainer.device, self.config.batch
+        with self.clock.paused(), self._averaged():
+            for first in range(0, len(self.tested), batch):
+                images = to_images(torch.from_numpy(self.images[self.tested[first : first + batch]]).to(device))
+                with autocast(device):
+                    out, _ = self.trainer.codec(images)
+                if first == 0:
+                    picture(images[:SHOWN], out[:SHOWN], self.folder / "reconstructions.png")
+                decibels.append(psnr(out, images))
+                differences.append((out.float().clamp(-1, 1) - images).abs().mean((1, 2, 3)))
+        each = torch.cat(decibels).double().cpu()
+        error = each.std().item() / math.sqrt(len(each)) if len(each) > 1 else 0.0
+        l1 = torch.cat(differences).mean().item()
+        quality = Quality(each.mean().item(), error, l1, len(each), self.held_out, **self._use())
+        self._note(step, **dataclasses.asdict(quality))
+        return quality
+
+    def save(self, step: int) -> None:
+        """Write the losses up to here, the training state, then the averaged codec."""
+        self._write_losses()  # the metrics of a run that resumes here have no gap
+        with self.clock.paused():
+            folder, whole = self.folder / "states", io.BytesIO()
+            torch.save({"step": step, "seconds": self.clock.seconds, "trainer": self.trainer.state()}, whole)
+            folder.mkdir(exist_ok=True)
+            write_aside(folder / f"step-{step:08d}.pt", lambda path: path.write_bytes(whole.getbuffer()))
+            for old in saved(folder)[: -self.config.keep]:
+                old.unlink()
+            with self._averaged():
+                self.trainer.codec.save(self.folder / "codec")
+
+    def close(self) -> None:
+        self.metrics.close()
+
+    def _restore(self) -> tuple[int, float]:
+        """Put the newest state in place; returns its step and the seconds spent, or zeros where there is none."""
+        states = saved(self.folder / "states")
+        if not states:
+            return 0, 0.0
+        try:
+            state = torch.load(states[-1], map_location="cpu", weights_only=True)
+            self.trainer.restore(state["trainer"])
+            return state["step"], state["seconds"]
+        except (RuntimeError, KeyError, EOFError, ValueError, OSError, pickle.UnpicklingError) as error:
+            reason = str(error).splitlines()[0]
+            raise ValueError(f"{states[-1]} does not fit this run or is damaged: {reason}") from None
+
+    def _use(self) -> dict[str, float]:
+        return {"codes_used": self.trainer.use.used(), "code_perplexity": self.trainer.use.perplexity()}
+
+    def _note(self, step: int, **line: Any) -> None:
+        self.metrics.add(step=step, **line, seconds=round(self.clock.seconds, 3))
+
+    @contextmanager
+    def _averaged(self) -> Iterator[None]:
+        with self.trainer.ema.swapped_into(self.trainer.codec.parameters()):
+            yield
+
+
+def train_codec(folder: Path, config: CodecConfig, console: Console) -> CodecSummary:
+    """Train from the newest state in the folder, or from the start, to the end, showing progress."""
+    images = _read(config, console)
+    run, first = CodecRun(folder, config, images), None
+    size = sum(p.numel() for p in run.trainer.codec.parameters()) / 1e6
+    resumed = f", resumed at step {run.start:,}" if run.start else ""
+    _say(
+        console,
+        f"[bold]codec[/]: {size:.1f} M parameters, {len(images):,} images of {images.shape[1]} x {images.shape[2]}, "
+        f"factor {config.codec.factor}, {config.codec.codes:,} codes, {run.trainer.device.type}{resumed}",
+    )
+    share, done = share_done(config, run.start, run.clock), run.start
+    with progress_bar(console) as bar:
+        task = bar.add_task("training", total=1.0, text="starting")
+        for step in run:
+            done, last = step.step, step.share >= 1
+            if (loss := run.log(step)) is not None:
+                first = first or (done, run.clock.seconds)  # the first steps warm up
+                speed = config.batch * (done - first[0]) / max(1e-9, run.clock.seconds - first[1])
+                bar.update(task, completed=step.share, text=f"loss {loss:6.3f}  {speed:>7,.0f} images/s")
+            if is_due(config.evaluate_every, step, share) and not last:
+                _say(console, f"  step {done:,}: {described(run.evaluate(done))}")
+            if is_due(config.save_every, step, share) or last:
+                run.save(done)
+            share = step.share
+        seconds = run.clock.seconds
+        speed = config.batch * (done - first[0]) / (seconds - first[1]) if first and seconds > first[1] else 0.0
+        bar.update(task, completed=1.0, text="evaluating")
+        quality = run.evaluate(done)
+        bar.update(task, text=f"{speed:>7,.0f} images/s")
+    run.close()
+    codec = read_codec(folder / "codec")
+    assert isinstance(codec, VQ)
+    return CodecSummary(codec, quality, done, seconds, speed)
+
+
+def described(quality: Quality) -> str:
+    """One line for people."""
+    kind = "images held out" if quality.held_out else "training images"
+    return (
+        f"PSNR {quality.psnr:.2f} ± {quality.psnr_error:.2f} dB on {quality.images:,} {kind}, "
+        f"{quality.codes_used:.0%} of the codes used, perplexity {quality.code_perplexity:,.0f}"
+    )
+
+
+def _read(config: CodecConfig, console: Console) -> np.ndarray:
+    skipped: list[str] = []
+    with progress_bar(console) as bar:
+        task = bar.add_task("reading", total=None, text="")
+        images = read_images(
+            config.images,
+            config.size,
+            on_image=lambda done: bar.update(task, text=f"{done:,} images"),
+            on_skip=lambda path, reason: skipped.append(f"{path} ({reason})"),
+        )
+        bar.update(task, total=1, completed=1)
+    if skipped:
+        named = ", ".join(skipped[:5]) + (", ..." if len(skipped) > 5 else "")
+        _say(console, escape(f"  {len(skipped):,} file(s) skipped that hold no image: {named}"))
+    return images
+
+
+def _say(console: Console, text: str) -> None:
+    console.print(text, highlight=False, soft_wrap=True)

@@ -1,0 +1,222 @@
+"""The training loop of a VQ codec: a generator of steps, in one process on plain torch.
+
+As in `loop.py`, everything random in a step is a function of the seed and the step's number: which images, which are
+flipped, where dead codes are put. So a run resumes with nothing but what `Trainer.state` returns.
+
+Shapes: N images, B batch, C channels, H x W pixels, K codes, E width of a code.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from contextlib import nullcontext
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from maskless.codec.vq import VQ, VQConfig, check_size, to_images
+from maskless.codec.vq_losses import (
+    CodebookUse,
+    PatchDiscriminator,
+    adaptive_weight,
+    hinge_loss,
+    multiscale_loss,
+    reconstruction_loss,
+)
+from maskless.data.tokens import global_batch
+from maskless.ema import EMA
+from maskless.nn import autocast
+from maskless.objective import mixed_seed
+from maskless.train.loop import Clock, Progress
+
+FADE = 0.1  # the share of a run over which the adversarial loss comes in
+FLIPS, REVIVALS = 1, 2  # what a step draws
+
+
+@dataclass(frozen=True, kw_only=True)
+class CodecConfig:
+    """Everything that determines the training of a codec; stands in its run.json."""
+
+    images: tuple[str, ...]  # folders and .npy files
+    size: int | None = None  # pixels along a side; None: as the arrays have them
+    codec: VQConfig
+    steps: int = 20_000
+    minutes: float | None = None  # stop after this long (evaluating and saving not counted), if before the last step
+    batch: int = 64
+    learning_rate: float = 3e-4  # after the warm-up a cosine to zero
+    warmup: int = 100
+    clip: float = 1.0
+    commitment: float = 0.25
+    multiscale: float = 1.0  # weight of the multi-scale loss, beside 1 of the pixels
+    adversarial: float = 0.2  # length of the adversarial gradient, beside 1 of both; 0: none
+    adversarial_start: float = 0.5  # the share of the run after which it begins
+    ema: float = 0.999
+    flip: bool = True  # half of the images, left and right exchanged
+    revive_after: int | None = None  # batches after which an unused code is put elsewhere; None: derived; 0: never
+    seed: int = 0
+    evaluate_every: int | None = None  # steps; None: every 1,000 and at each tenth of the run; 0: only at the end
+    save_every: int | None = None
+    log_every: int = 10
+    keep: int = 2  # training states that stay on disk
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "images", tuple(self.images))  # JSON has lists
+        for name in ("steps", "batch", "learning_rate", "clip", "log_every", "keep"):
+            if not getattr(self, name) > 0:
+                raise ValueError(f"{name} {getattr(self, name)} is out of range: expected more than 0")
+        whole = ("warmup", "seed", "revive_after", "evaluate_every", "save_every")
+        for name in ("commitment", "multiscale", "adversarial", *whole):
+            if (value := getattr(self, name)) is not None and not value >= 0:
+                raise ValueError(f"{name} {value} is out of range: expected 0 or more")
+        if self.minutes is not None and not self.minutes > 0:
+            raise ValueError(f"minutes {self.minutes} is out of range: expected more than 0")
+        if not 0 <= self.adversarial_start <= 1:
+            raise ValueError(f"adversarial_start {self.adversarial_start} is out of range: expected 0 to 1")
+        if not 0 <= self.ema < 1:
+            raise ValueError(f"ema {self.ema} is out of range: expected at least 0 and less than 1")
+
+
+@dataclass(frozen=True)
+class CodecStep(Progress):
+    """What a step gave. The parts of the loss stay on the device, as the loss does."""
+
+    parts: dict[str, Tensor]
+
+
+class Trainer:
+    """A codec with what trains it: the discriminator, both optimisers, the averages, and the record of used codes."""
+
+    def __init__(self, config: CodecConfig, images: np.ndarray, rows: np.ndarray, device: torch.device):
+        """images: (N, H, W, C) uint8; rows: the numbers of those to train on."""
+        check_size(images.shape[1], images.shape[2], config.codec.factor)
+        self.config, self.images, self.rows, self.device = config, images, rows, device
+        torch.manual_seed(config.seed)  # the first weights
+        layout: Any = {"memory_format": torch.channels_last} if device.type == "cuda" else {}
+        self.codec = VQ(config.codec).to(device, **layout)
+        self.judge = PatchDiscriminator(config.codec.channels, min(images.shape[1:3])).to(device, **layout)
+        self.adam, self.judge_adam = (_adam(network, config.learning_rate) for network in (self.codec, self.judge))
+        self.ema = EMA(self.codec.parameters(), config.ema)
+        tokens = config.batch * images.shape[1] * images.shape[2] // config.codec.factor**2
+        derived = min(200, max(20, math.ceil(8 * config.codec.codes / tokens)))  # each code had eight chances or so
+        self.use = CodebookUse(config.codec.codes, config.revive_after or derived, device)
+
+    def step(self, step: int, share: float, rate: float) -> tuple[Tensor, Tensor, dict[str, Tensor]]:
+        """Take one step; returns the loss, the norm of its gradient and the parts of the loss."""
+        config, images = self.config, self.batch(step)
+        with autocast(self.device):
+            out, quantised = self.codec(images)
+        parts = {"pixels": reconstruction_loss(out, images), "multiscale": multiscale_loss(out, images)}
+        seen = parts["pixels"] + config.multiscale * parts["multiscale"]
+        parts |= {"codebook": quantised.codebook, "commitment": quantised.commitment}
+        loss = seen + quantised.codebook + config.commitment * quantised.commitment
+        judged = config.adversarial > 0 and share >= config.adversarial_start
+        if judged:
+            self.judge.requires_grad_(False)
+            with autocast(self.device):
+                parts["adversarial"] = -self.judge(out).float().mean()
+            self.judge.requires_grad_(True)
+            strength = config.adversarial * min(1.0, (share - config.adversarial_start) / FADE)
+            last = self.codec.decoder.conv_out.weight
+            loss = loss + strength * adaptive_weight(seen, parts["adversarial"], last) * parts["adversarial"]
+        gradient = _update(self.codec, self.adam, loss, rate, config.clip)
+        if judged:
+            with autocast(self.device):
+                parts["discriminator"] = hinge_loss(self.judge(images), self.judge(out.detach()))
+            _update(self.judge, self.judge_adam, parts["discriminator"], rate, config.clip)
+        self.ema.update(self.codec.parameters())
+        self.use.add(step, quantised.indices)
+        if config.revive_after != 0 and (step + 1) % self.use.batches == 0:
+            self.revive(step, quantised.latents.detach())
+        return loss.detach(), gradient, {name: value.detach() for name, value in parts.items()}
+
+    def batch(self, step: int) -> Tensor:
+        """The images of a step, some of them flipped.  (B, C, H, W)"""
+        rows = self.rows[global_batch(step, self.config.batch, len(self.rows), self.config.seed)]
+        images = to_images(torch.from_numpy(self.images[rows]).to(self.device))
+        if not self.config.flip:
+            return images
+        generator = torch.Generator().manual_seed(mixed_seed(self.config.seed, step, FLIPS))
+        flipped = torch.rand(len(rows), generator=generator) < 0.5
+        return torch.where(flipped.to(self.device)[:, None, None, None], images.flip(3), images)
+
+    @torch.no_grad()
+    def revive(self, step: int, latents: Tensor) -> None:
+        """Put codes that no recent batch used where latents are; their moments and averages begin anew.
+
+        latents (B, E, h, w)
+        """
+        generator = torch.Generator().manual_seed(mixed_seed(self.config.seed, step, REVIVALS))
+        weight = self.codec.quantize.embedding.weight
+        flat = latents.permute(0, 2, 3, 1).flatten(0, 2)
+        numbers = self.codec.quantize.revive(self.use.dead(), flat, generator)
+        for moment in ("exp_avg", "exp_avg_sq"):
+            self.adam.state[weight][moment][numbers] = 0
+        place = next(i for i, p in enumerate(self.codec.parameters()) if p is weight)
+        self.ema.averages[place][numbers] = weight[numbers]
+
+    def state(self) -> dict[str, Any]:
+        """All that a resumed run needs, beside the step."""
+        return {
+            "codec": self.codec.state_dict(),
+            "judge": self.judge.state_dict(),
+            "adam": self.adam.state_dict(),
+            "judge_adam": self.judge_adam.state_dict(),
+            "averages": self.ema.averages,
+            "updates": self.ema.updates,
+            "use": self.use.counts,
+        }
+
+    def restore(self, state: dict[str, Any]) -> None:
+        for name in ("codec", "judge", "adam", "judge_adam"):
+            getattr(self, name).load_state_dict(state[name])
+        self.ema.restore(state["averages"], state["updates"])
+        self.use.counts.copy_(state["use"])
+
+
+def train_steps(trainer: Trainer, *, start: int = 0, clock: Clock | None = None) -> Iterator[CodecStep]:
+    """Take steps from `start` on, until the last step or until the minutes are spent.
+
+    clock: goes on from earlier parts of the run.
+    """
+    config, clock = trainer.config, clock or Clock(0.0)
+    share = share_done(config, start, clock)
+    for step in range(start, config.steps):
+        if share >= 1:
+            return
+        rate = learning_rate(config, step, share)
+        cuda = trainer.device.type == "cuda"
+        with torch.backends.cudnn.flags(enabled=True, benchmark=True) if cuda else nullcontext():
+            loss, gradient, parts = trainer.step(step, share, rate)
+        share = share_done(config, step + 1, clock)
+        yield CodecStep(step + 1, loss, gradient, rate, share, parts)
+
+
+def share_done(config: CodecConfig, step: int, clock: Clock) -> float:
+    """How much of the run is done, 0 to 1 or a little more."""
+    spent = 0.0 if config.minutes is None else clock.seconds / (60 * config.minutes)
+    return max(step / config.steps, spent)
+
+
+def learning_rate(config: CodecConfig, step: int, share: float) -> float:
+    """Linear warm-up, then a cosine to zero at the end of the run."""
+    warm = min(1.0, (step + 1) / max(1, config.warmup))
+    return config.learning_rate * warm * 0.5 * (1 + math.cos(math.pi * min(1.0, share)))
+
+
+def _adam(network: nn.Module, rate: float) -> torch.optim.AdamW:
+    return torch.optim.AdamW(network.parameters(), lr=rate, betas=(0.9, 0.95), weight_decay=0.0, fused=True)
+
+
+def _update(network: nn.Module, adam: torch.optim.Optimizer, loss: Tensor, rate: float, clip: float) -> Tensor:
+    """Step along the clipped gradient; returns its norm before."""
+    for group in adam.param_groups:
+        group["lr"] = rate
+    loss.backward()
+    norm = nn.utils.clip_grad_norm_(network.parameters(), clip)
+    adam.step()
+    adam.zero_grad(set_to_none=True)
+    return norm.detach()

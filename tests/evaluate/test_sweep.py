@@ -1,0 +1,127 @@
+"""A sweep over guidance: each point once, in a table and in a curve."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+
+import pytest
+import torch
+from PIL import Image
+from test_images import TOY, pictures
+
+from maskless.evaluate.images import Seen, fid, look
+from maskless.evaluate.sweep import Point, plot, sweep, table
+
+
+@pytest.fixture(scope="module")
+def real() -> Seen:
+    return look([pictures(60, 9)], TOY)
+
+
+@pytest.fixture
+def calls() -> list[float]:
+    return []
+
+
+@pytest.fixture
+def sample(calls):
+    def sample(guidance: float):
+        calls.append(guidance)
+        darker = pictures(40, 3).float() * (1 - 0.2 * abs(guidance - 1))
+        return darker.to(torch.uint8).split(16)
+
+    return sample
+
+
+def test_each_guidance_is_a_point_with_its_own_figures(sample, calls, real, tmp_path):
+    points = list(sweep(sample, [0, 1, 2, 1], TOY, real, tmp_path / "sweep.json"))
+    assert [point.guidance for point in points] == calls == [0, 1, 2]
+    for point in points:
+        assert point.quality.fid == fid(real.statistics, look(sample(point.guidance), TOY).statistics)
+    assert points[1].quality.fid < min(points[0].quality.fid, points[2].quality.fid)
+
+
+def test_a_stopped_sweep_goes_on_and_computes_nothing_twice(sample, calls, real, tmp_path):
+    path = tmp_path / "sweep.json"
+    whole = list(sweep(sample, [0, 0.5, 1], TOY, real, tmp_path / "whole.json"))
+    calls.clear()
+    for _point in sweep(sample, [0, 0.5, 1], TOY, real, path):
+        break
+    assert list(sweep(sample, [0.5, 0, 1], TOY, real, path)) == [whole[1], whole[0], whole[2]]
+    assert calls == [0, 0.5, 1]
+    assert path.read_text() == (tmp_path / "whole.json").read_text()
+    calls.clear()
+    assert list(sweep(sample, [2, 0], TOY, real, path))[1] == whole[0]
+    assert calls == [2]
+    assert len(json.loads(path.read_text())["points"]) == 4  # those of before are kept
+
+
+def test_figures_made_otherwise_are_not_taken_for_ours(sample, calls, real, tmp_path):
+    path = tmp_path / "sweep.json"
+    list(sweep(sample, [1], TOY, real, path, settings={"steps": 8}))
+    calls.clear()
+    other = Seen(look([pictures(61, 9)], TOY).statistics)
+    for what, arguments in {
+        "settings": (TOY, real, {"steps": 16}),
+        "reference": (TOY, other, {"steps": 8}),
+        "network": (dataclasses.replace(TOY, sha256="3" * 64), real, {"steps": 8}),
+    }.items():
+        network, reference, settings = arguments
+        with pytest.raises(ValueError, match=f"sweep.json was made with {what} .*: name another file"):
+            list(sweep(sample, [1], network, reference, path, settings=settings))
+    with pytest.raises(ValueError, match="was made with figures"):
+        list(sweep(sample, [1], TOY, real, path, settings={"steps": 8}, score=False))
+    path.write_text('{"points": 3}')
+    with pytest.raises(ValueError, match=r"sweep.json is not the file of a sweep"):
+        list(sweep(sample, [1], TOY, real, path))
+    assert calls == []
+
+
+def test_without_logits_the_score_is_refused_unless_it_is_not_asked_for(sample, calls, real, tmp_path):
+    silent = dataclasses.replace(TOY, classes=0, body=lambda images: (TOY.body(images)[0], None))
+    with pytest.raises(ValueError, match="toy has features but no logits"):
+        list(sweep(sample, [1], silent, real, tmp_path / "sweep.json"))
+    assert calls == []
+    (point,) = sweep(sample, [1], silent, real, tmp_path / "sweep.json", score=False)
+    assert point.quality.inception_score is None
+    (same,) = sweep(sample, [1], TOY, real, tmp_path / "other.json", score=False)
+    assert same == point
+
+
+def test_guidance_is_a_number(sample, real, tmp_path):
+    with pytest.raises(ValueError, match="guidance nan is out of range"):
+        list(sweep(sample, [1, float("nan")], TOY, real, tmp_path / "sweep.json"))
+
+
+@pytest.fixture
+def points(sample, real, tmp_path) -> list[Point]:
+    kept = look([pictures(60, 9)], TOY, keep=True)
+    return list(sweep(sample, [2, 0, 1], TOY, kept, tmp_path / "sweep.json"))
+
+
+def test_the_table_is_in_order_and_marks_the_best(points):
+    lines = table(points).splitlines()
+    assert lines[0] == "| guidance | FID | Inception Score | precision | recall |"
+    assert [line.split("|")[1].strip() for line in lines[2:5]] == ["0", "1", "2"]
+    best = min(points, key=lambda point: point.quality.fid)
+    assert f"| **{best.quality.fid:.2f}** |" in lines[2 + int(best.guidance)]
+    assert lines[-1].startswith("40 images against 60; features of toy (sha256 000000000000); not a network known")
+    standard = [dataclasses.replace(p, quality=dataclasses.replace(p.quality, standard=True)) for p in points]
+    assert "not a network" not in table(standard)
+    unscored = [dataclasses.replace(p, quality=dataclasses.replace(p.quality, inception_score=None)) for p in points]
+    assert "Inception" not in table(unscored)
+
+
+def test_the_curve_is_a_picture_and_half_as_wide_without_scores(points, tmp_path):
+    plot({"halton": points, "confidence": points[:2]}, tmp_path / "both.png")
+    unscored = [dataclasses.replace(p, quality=dataclasses.replace(p.quality, inception_score=None)) for p in points]
+    plot({"halton": unscored}, tmp_path / "fid.png")
+    widths = [Image.open(tmp_path / name).size[0] for name in ("both.png", "fid.png")]
+    assert widths[0] == 2 * widths[1]
+    with pytest.raises(ValueError, match="nothing to plot"):
+        plot({"halton": []}, tmp_path / "none.png")
+    fewer = dataclasses.replace(points[0], quality=dataclasses.replace(points[0].quality, images=39))
+    with pytest.raises(ValueError, match=r"figures that cannot be compared: 40 images against 60.*; but 39 images"):
+        plot({"halton": points, "confidence": [fewer]}, tmp_path / "none.png")
+    assert not (tmp_path / "none.png").exists()

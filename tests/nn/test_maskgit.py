@@ -1,0 +1,161 @@
+"""MaskGIT gives the logits of the released architecture, through the same problems as the others."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+
+import pytest
+import torch
+from torch import Tensor
+
+from maskless import official
+from maskless.nn.blocks import open_gates
+from maskless.nn.maskgit import MaskGIT, MaskGITConfig
+from maskless.problems import Problems, dense, split
+from nn.reference import maskgit_logits, random_maskgit
+
+SIZES = {"vocab": 11, "mask": 10, "length": 9, "classes": 3, "width": 16, "heads": 2, "layers": 2, "hidden": 24}
+L, BOS = 9, 11  # BOS is outside the network's vocabulary, as in the released files
+
+
+def make(**sizes) -> MaskGIT:
+    torch.manual_seed(0)
+    network = MaskGIT(MaskGITConfig(**SIZES | sizes)).eval()
+    with torch.no_grad():
+        for parameter in network.parameters():
+            parameter += 0.1 * torch.randn_like(parameter)
+    return network
+
+
+def problem(known: int, *, rows: int = 3, n: int = L, codes: int = 10) -> tuple[Tensor, Tensor, Problems, Tensor]:
+    """Each row knows BOS and `known` tokens of the image."""
+    generator = torch.Generator().manual_seed(1)
+    tokens = torch.randint(codes, (rows, n), generator=generator)
+    tokens[:, 0] = codes + 1
+    u = torch.rand(rows, n, generator=generator)
+    u[:, 0] = -1
+    start = torch.full((rows,), 1 + known)
+    return tokens, u.argsort(1), *split(tokens, u.argsort(1), start, torch.full_like(start, n))
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("known", [0, 5, 15])
+def test_the_network_gives_the_logits_of_the_released_architecture(tmp_path, known):
+    state = random_maskgit(vocab=13, width=128, places=16, classes=4, blocks=3, hidden=40)
+    torch.save({"model_state_dict": state, "iter": 7}, tmp_path / "file.ckpt")
+    network = official.read(tmp_path / "file.ckpt").eval()
+    assert network.config.grid == (4, 4)
+    tokens, order, problems, index = problem(known, n=17, codes=12)
+    labels = torch.tensor([0, 4, 2])
+    hidden = torch.zeros_like(tokens, dtype=torch.bool).scatter(1, order[:, 1 + known :], True)
+    expected = maskgit_logits(state, tokens.masked_fill(hidden, 12)[:, 1:], labels, 2)
+    expected = torch.nn.functional.pad(expected, (0, 0, 1, 0)).flatten(0, 1)[index]
+    ours = network(problems.labelled(labels)).double()
+    assert expected.std() > 0.3
+    torch.testing.assert_close(ours[:, :-1], expected[:, :-1], atol=1e-5, rtol=0)
+    assert (ours[:, -1] == -torch.inf).all()
+
+
+@torch.no_grad()
+def test_the_order_of_the_context_and_the_bos_do_not_matter():
+    tokens, order, problems, _ = problem(4)
+    network = make()
+    context, targets = order[:, 1:5].flip(1), order[:, 5:]
+    again = network(dense(tokens.gather(1, context), context, targets))
+    torch.testing.assert_close(network(problems), again, atol=1e-6, rtol=0)
+
+
+@torch.no_grad()
+def test_a_changed_label_moves_the_logits_of_its_problem_and_no_others():
+    _, _, problems, _ = problem(4)
+    labels, network = torch.tensor([0, 1, 2]), make()
+    before = network(problems.labelled(labels))
+    for row in range(3):
+        changed = labels.clone()
+        changed[row] = 3
+        moved = (network(problems.labelled(changed)) != before).any(-1)
+        assert torch.equal(moved, problems.target_offsets.owner == row)
+
+
+@torch.no_grad()
+def test_a_changed_token_moves_the_logits_of_its_problem_and_no_others():
+    tokens, order, problems, _ = problem(4)
+    network, labels = make(), torch.tensor([0, 1, 2])
+    before = network(problems.labelled(labels))
+    for place in range(L):
+        changed = tokens.clone()
+        changed[1, order[1, place]] = (changed[1, order[1, place]] + 1) % 10
+        again, _ = split(changed, order, torch.full((3,), 5), torch.full((3,), L))
+        moved = (network(again.labelled(labels)) != before).any(-1)
+        seen = 0 < place < 5  # BOS is not looked at, and the others are hidden
+        assert torch.equal(moved, (problems.target_offsets.owner == 1) & seen)
+
+
+@torch.no_grad()
+def test_no_labels_are_dropped_labels():
+    _, _, problems, _ = problem(4)
+    network = make()
+    dropped = network(problems.labelled(torch.tensor([3, 3, 3])))
+    torch.testing.assert_close(network(problems), dropped, atol=1e-5, rtol=0)
+    assert (network(problems.labelled(torch.tensor([0, 0, 0]))) - dropped)[:, :-1].abs().max() > 1e-2
+
+
+def test_every_parameter_learns_and_none_is_stored_twice():
+    _, _, problems, _ = problem(4)
+    network = make()
+    network(problems.labelled(torch.tensor([0, 1, 2])))[:, :-1].logsumexp(-1).sum().backward()
+    assert [name for name, p in network.named_parameters() if p.grad is None or not p.grad.any()] == []
+    state = network.state_dict()
+    assert len({value.data_ptr() for value in state.values()}) == len(state) == len(list(network.parameters()))
+
+
+def test_gates_open():
+    _, _, problems, _ = problem(4)
+    torch.manual_seed(0)
+    network = MaskGIT(MaskGITConfig(**SIZES)).eval()
+    before = float(network.head.linear.weight.detach().std())
+    for opened in (False, True):
+        if opened:
+            open_gates(network)
+        network.zero_grad()
+        network(problems)[:, :-1].square().sum().backward()
+        assert all(block.up.weight.grad.any() for block in network.blocks) == opened
+    assert float(network.head.linear.weight.detach().std()) == pytest.approx(
+        before, rel=0.2
+    )  # also the token vectors: still small
+
+
+@torch.no_grad()
+def test_dropout_acts_in_training_only(monkeypatch):
+    _, _, problems, _ = problem(4)
+    network = make()
+    assert torch.equal(network(problems), network(problems))
+    network.train()
+    assert not torch.equal(network(problems), network(problems))
+    monkeypatch.setattr(torch.nn.functional, "dropout", lambda x, p: x)
+    assert not torch.equal(network(problems), network(problems))  # attention has its own
+
+
+def test_sizes_follow_the_width():
+    assert MaskGITConfig(vocab=16_385, mask=16_384, length=1025, classes=1000).inner == 2816
+    assert MaskGITConfig(**SIZES | {"hidden": None, "width": 512}).inner == 1536
+
+
+def test_a_config_survives_json():
+    config = MaskGITConfig(**SIZES, grid=(2, 4))
+    assert MaskGITConfig(**json.loads(json.dumps(dataclasses.asdict(config)))) == config
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"mask": 11}, "mask id 11 is outside the vocabulary of 11"),
+        ({"heads": 3}, "width 16 does not split into 3 heads"),
+        ({"classes": 0}, "classes 0 is out of range"),
+        ({"grid": (3, 3)}, "length 9 does not hold a BOS and a grid of"),
+    ],
+)
+def test_contradictory_sizes_are_refused(change, message):
+    with pytest.raises(ValueError, match=message):
+        MaskGITConfig(**SIZES | change)

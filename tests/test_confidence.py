@@ -1,0 +1,310 @@
+"""Confidence sampling: each step keeps the drawn tokens that are surest, as many as planned, and disturbs no others."""
+
+import itertools
+import math
+
+import pytest
+import torch
+from torch import Tensor
+
+from maskless import logits as lg
+from maskless.logits import row_keys
+from maskless.order import COUNTS, after_lead, arccos, arccos_after_one, random, uniform
+from maskless.problems import Problems
+from maskless.sampling import DRAW, Filter, Never, Step, Truncation, plan, sample, sample_confident
+
+KINDS = ["position", "mean", "logsumexp", "ordered", "masked"]
+B, L, V = 4, 6, 10
+
+
+def state(seed: int = 3) -> tuple[Tensor, Tensor]:
+    """Random tokens and a random mask of known ones; row 0 knows nothing, row 1 all but one."""
+    generator = torch.Generator().manual_seed(seed)
+    tokens, known = torch.randint(V, (B, L), generator=generator), torch.rand(B, L, generator=generator) < 0.4
+    known[0], known[1] = False, torch.arange(L) != 2
+    return tokens, known
+
+
+def run(network, tokens, known, *, wanted=None, steps=1, counts=uniform, keys=None, filter=None, order=random, **how):
+    """What `sample_confident` made of a copy of the tokens, its steps, and the plan it followed."""
+    tokens, wanted = tokens.clone(), ~known if wanted is None else wanted
+    keys = row_keys(0, torch.arange(len(tokens))) if keys is None else keys
+    planned = plan(known, wanted, keys, steps=steps, order=order, counts=counts)
+    steps = list(sample_confident(network, tokens, planned, keys, filter=filter or Truncation(), **how))
+    return tokens, steps, planned
+
+
+def certain(answers: Tensor, vocab: int = V) -> Tensor:
+    """Logits that leave no doubt."""
+    return torch.full((len(answers), vocab), -torch.inf).scatter(1, answers[:, None], 0.0)
+
+
+def sure_of(ranking: Tensor):
+    """A network that says each target's position, with a confidence that grows along the ranking."""
+
+    def network(problems: Problems) -> Tensor:
+        doubt = -torch.full((len(problems.targets), V), 1.0)
+        strength = 2.0 + ranking.argsort()[problems.targets].float()
+        return doubt.scatter(1, problems.targets[:, None], strength[:, None])
+
+    return network
+
+
+def came_in(steps: list[Step], row: int) -> list[int]:
+    return [int(p) for step in steps for r, p in zip(step.rows, step.positions, strict=True) if r == row]
+
+
+@pytest.mark.parametrize("counts", COUNTS)
+@pytest.mark.parametrize("steps", range(1, L + 1))
+@pytest.mark.parametrize("noise", [0.0, 5.0])
+def test_every_wanted_position_is_decided_once_and_nothing_else(counts, steps, noise):
+    tokens, known = state()
+    known[:, 4] = False
+    wanted = ~known & (torch.arange(L) != 4)
+    fits = min(steps, int(wanted.sum(1).max()))
+    done, taken, _ = run(
+        lambda problems: certain(problems.targets),
+        tokens,
+        known,
+        wanted=wanted,
+        steps=fits,
+        counts=COUNTS[counts],
+        noise=noise,
+    )
+    assert torch.equal(done, torch.where(wanted, torch.arange(L), tokens))
+    seen = torch.zeros(B, L, dtype=torch.long)
+    for step in taken:
+        seen[step.rows, step.positions] += 1
+        assert torch.equal(done[step.rows, step.positions], step.tokens)
+    assert torch.equal(seen, wanted.long())
+
+
+def test_a_step_sees_what_was_decided_and_asks_for_all_that_is_left():
+    tokens, known = state()
+    seen: list[Problems] = []
+
+    def watching(problems: Problems) -> Tensor:
+        seen.append(problems)
+        return torch.sin(problems.targets[:, None] * torch.arange(1, V + 1) + len(seen))
+
+    done, steps, _ = run(watching, tokens, known, steps=3, noise=1.0)
+    decided, order = known.clone(), {row: [] for row in range(B)}
+    for problems, step in zip(seen, steps, strict=True):
+        contexts = problems.positions.split(problems.offsets.lengths.tolist())
+        targets = problems.targets.split(problems.target_offsets.lengths.tolist())
+        values = problems.tokens.split(problems.offsets.lengths.tolist())
+        for row, context, value, target in zip(step.rows.unique().tolist(), contexts, values, targets, strict=True):
+            assert sorted(target.tolist()) == (~decided[row]).nonzero()[:, 0].tolist()
+            assert context.tolist()[int(known[row].sum()) :] == order[row]  # as it became known
+            assert sorted(context.tolist()) == decided[row].nonzero()[:, 0].tolist()
+            assert torch.equal(value, done[row, context])
+        decided[step.rows, step.positions] = True
+        for row, position in zip(step.rows.tolist(), step.positions.tolist(), strict=True):
+            order[row].append(position)
+    assert decided.all()
+
+
+@pytest.mark.parametrize("counts", [uniform, arccos, arccos_after_one])
+def test_each_step_decides_as_many_as_planned(counts):
+    unknown = torch.zeros(2, 40, dtype=torch.bool)
+    _, steps, planned = run(
+        lambda p: torch.zeros(len(p.targets), 3), unknown.long(), unknown, steps=8, counts=counts, noise=1.0
+    )
+    expected = counts(torch.tensor([40]), torch.tensor([8]), torch.zeros(1, 40))[0].tolist()
+    for row in range(2):
+        assert [int((step.rows == row).sum()) for step in steps] == expected
+    assert planned.ends[0].diff().tolist() == expected
+
+
+@pytest.mark.parametrize("steps", range(1, L + 1))
+def test_without_noise_the_surest_tokens_come_first(steps):
+    ranking = torch.tensor([2, 5, 0, 3, 1, 4])  # from the least sure to the surest
+    tokens, known = torch.zeros(3, L, dtype=torch.long), torch.zeros(3, L, dtype=torch.bool)
+    known[1, [5, 4]] = True
+    _, taken, planned = run(sure_of(ranking), tokens, known, steps=min(steps, L), filter=Truncation(temperature=0))
+    for row in range(3):
+        expected = [p for p in ranking.flip(0).tolist() if not known[row, p]]
+        assert came_in(taken, row) == expected
+        assert planned.decided()[row] == expected
+
+
+def test_a_greedy_filter_leaves_the_confidence_of_the_network():
+    """After temperature 0 every token would have probability 1, and the order would mean nothing."""
+    ranking = torch.tensor([2, 5, 0, 3, 1, 4])
+    unknown = torch.zeros(1, L, dtype=torch.bool)
+    _, taken, _ = run(sure_of(ranking), unknown.long(), unknown, steps=L, filter=Truncation(top_k=1))
+    assert came_in(taken, 0) == ranking.flip(0).tolist()
+
+
+def orders_of(network, noise: float, rows: int = 6_000, n: int = 3) -> Tensor:
+    """How often each order of n positions came."""
+    unknown = torch.zeros(rows, n, dtype=torch.bool)
+    _, _, planned = run(network, unknown.long(), unknown, steps=n, noise=noise)
+    return (torch.tensor(planned.decided()) @ torch.tensor([9, 3, 1])).bincount(minlength=27)
+
+
+@pytest.mark.parametrize(("network", "noise"), [("sure", 1e6), ("equal", 0.0)])
+def test_with_much_noise_or_equal_confidence_every_order_is_equally_likely(p_value, network, noise):
+    networks = {"sure": sure_of(torch.arange(3)), "equal": lambda p: torch.zeros(len(p.targets), 4)}
+    observed = orders_of(networks[network], noise)
+    assert int((observed > 0).sum()) == 6
+    assert p_value(observed[observed > 0], torch.full((6,), 1_000.0)) > 1e-4
+
+
+def test_noise_fades_by_a_rows_own_steps():
+    """In the last step of a row the noise is gone: there the surer ones are named first."""
+    counts = torch.tensor([[1, 1, 2], [1, 3, 0]]).repeat(200, 1)
+    unknown = torch.zeros(400, 4, dtype=torch.bool)
+    _, steps, planned = run(
+        sure_of(torch.arange(4)),
+        unknown.long(),
+        unknown,
+        steps=3,
+        counts=lambda m, s, u: counts,
+        noise=1e6,
+        filter=Truncation(temperature=0),
+    )
+    three, two = torch.tensor(planned.decided()).view(200, 2, 4).unbind(1)
+    assert len(three[:, :2].unique(dim=0)) == 12
+    assert (three[:, 2] > three[:, 3]).all()
+    assert len(two[:, 0].unique()) == 4
+    assert (two[:, 1:].diff() < 0).all()
+    assert [len(step.rows) for step in steps] == [400, 800, 400]
+
+
+@pytest.mark.parametrize("noise", [0.0, 0.7])
+def test_samples_have_the_law_of_the_method(p_value, noise):
+    """Two positions, two steps: which of the two draws is kept depends on both, and the other is drawn anew."""
+    rows, vocab = 20_000, 3
+    table = torch.randn(2, vocab + 1, vocab, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+
+    def network(problems: Problems) -> Tensor:  # position, and the one known token or none
+        known = torch.zeros(len(problems), dtype=torch.long).index_add(0, problems.offsets.owner, 1 + problems.tokens)
+        return table[problems.targets, known[problems.target_offsets.owner]]
+
+    law, p = torch.zeros(vocab, vocab, dtype=torch.float64), table.softmax(-1)
+    for x in itertools.product(range(vocab), repeat=2):
+        both = p[0, 0, x[0]] * p[1, 0, x[1]]
+        gap = float((p[0, 0, x[0]] / p[1, 0, x[1]]).log())
+        first = 1 / (1 + math.exp(-gap / noise)) if noise else float(gap > 0)  # a difference of two Gumbel draws
+        law[x[0]] += both * first * p[1, 1 + x[0]]
+        law[:, x[1]] += both * (1 - first) * p[0, 1 + x[1]]
+    assert float(law.sum()) == pytest.approx(1)
+    unknown = torch.zeros(rows, 2, dtype=torch.bool)
+    done, _, _ = run(network, unknown.long(), unknown, steps=2, noise=noise)
+    observed = (done @ torch.tensor([vocab, 1])).bincount(minlength=vocab * vocab)
+    assert p_value(observed, rows * law) > 1e-4
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("counts", [uniform, arccos_after_one])
+def test_a_row_is_the_same_alone_and_in_a_batch(tiny, kind, counts):
+    network, (tokens, _) = tiny(kind, scale=0.2), state()
+    known = torch.rand(B, L, generator=torch.Generator().manual_seed(0)).argsort(1) < torch.arange(B)[:, None]
+    keys = row_keys(5, torch.arange(B))
+    together, _, planned = run(network, tokens, known, steps=5, counts=counts, keys=keys, noise=2.0)
+    for row in range(B):
+        one, own = slice(row, row + 1), min(5, int((~known[row]).sum()))
+        alone, _, planned_alone = run(
+            network, tokens[one], known[one], steps=own, counts=counts, keys=keys[one], noise=2.0
+        )
+        assert torch.equal(alone[0], together[row])
+        assert planned_alone.decided()[0] == planned.decided()[row]
+
+
+def test_a_row_does_not_depend_on_the_length_of_those_beside_it(tiny):
+    network, keys = tiny("position", scale=0.2), row_keys(5, torch.arange(2))
+    wanted = torch.arange(L) < torch.tensor([[4], [L]])
+    nothing, tokens = torch.zeros(2, L, dtype=torch.bool), torch.zeros(2, L, dtype=torch.long)
+    together, _, _ = run(network, tokens, nothing, wanted=wanted, steps=4, keys=keys, noise=2.0)
+    alone, _, _ = run(network, tokens[:1, :4], nothing[:1, :4], steps=4, keys=keys[:1], noise=2.0)
+    assert torch.equal(together[0, :4], alone[0])
+
+
+def test_the_plan_tells_afterwards_what_happened(tiny):
+    tokens, known = state()
+    _, steps, planned = run(tiny("ordered", scale=0.2), tokens, known, steps=3, noise=3.0)
+    expected = torch.full((B, L), -1)
+    for step in steps:
+        expected[step.rows, step.positions] = step.number
+    assert torch.equal(planned.came(), expected)
+    assert planned.decided() == [came_in(steps, row) for row in range(B)]
+    assert torch.equal(planned.order.sort(1).values, torch.arange(L).expand(B, L))
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_one_step_draws_what_the_planned_sampler_draws(tiny, kind):
+    network, (tokens, known) = tiny(kind, scale=0.2), state()
+    keys = row_keys(0, torch.arange(B))
+    planned = plan(known, ~known, keys, steps=1, order=random, counts=uniform)
+    expected = tokens.clone()
+    list(sample(network, expected, planned, keys, filter=Truncation()))
+    assert torch.equal(run(network, tokens, known, steps=1, noise=4.0)[0], expected)
+
+
+def test_a_lead_stays_first_in_the_context():
+    tokens, known = torch.zeros(1, L, dtype=torch.long), torch.tensor([[True, False, True, True, False, True]])
+    contexts: list[list[int]] = []
+
+    def watching(problems: Problems) -> Tensor:
+        contexts.append(problems.positions.tolist())
+        return certain(problems.targets)
+
+    run(watching, tokens, known, steps=2, order=after_lead(random, 1), noise=1.0)
+    assert [context[0] for context in contexts] == [0, 0]
+
+
+def test_warm_up_halves_the_sharpness_of_the_first_steps():
+    seen: list[Tensor] = []
+
+    def watching(logits: Tensor, rows: Tensor, positions: Tensor) -> Tensor:
+        seen.append(logits)
+        return logits
+
+    unknown, filter = torch.zeros(1, 4, dtype=torch.bool), watching
+    run(lambda p: torch.full((len(p.targets), 3), 8.0), unknown.long(), unknown, steps=4, filter=filter, warmup=2)
+    assert [logits.unique().tolist() for logits in seen] == [[4.0], [4.0], [8.0], [8.0]]
+
+
+def test_ids_that_are_never_drawn_are_not_drawn(tiny):
+    network, (tokens, known) = tiny("position", scale=0.2), state()
+    done, _, _ = run(network, tokens, known, steps=3, filter=Never((0, 1, 2, 3, 4, 5, 6)), noise=1.0)
+    assert (done[~known] > 6).all()
+
+
+def test_draws_and_noise_use_random_numbers_of_their_own_in_each_step(monkeypatch):
+    used: list[Tensor] = []
+
+    def watching(keys: Tensor, columns: Tensor, purpose: int) -> Tensor:
+        u = original(keys, columns, purpose)
+        used.append(u.flatten())
+        return u
+
+    original = lg.uniforms
+    unknown, keys = torch.zeros(2, 4, dtype=torch.bool), row_keys(0, torch.arange(2))
+    planned = plan(unknown, ~unknown, keys, steps=4, order=random, counts=uniform)
+    monkeypatch.setattr(lg, "uniforms", watching)
+    filter: Filter = Truncation()
+    list(sample_confident(lambda p: torch.zeros(len(p.targets), 3), unknown.long(), planned, keys, filter=filter))
+    numbers = torch.cat(used)
+    assert len(numbers) == 2 * 2 * (4 + 3 + 2 + 1)
+    assert len(numbers.unique()) == len(numbers)
+    first = original(keys[:, None], torch.arange(4), DRAW)  # as in the planned sampler
+    assert set(used[0].tolist()) == set(first.flatten().tolist())
+
+
+@pytest.mark.parametrize(
+    ("wrong", "message"),
+    [
+        ({"noise": -1.0}, "noise -1.0 is out of range: expected 0 .none. or more"),
+        ({"noise": math.nan}, "noise nan is out of range"),
+        ({"noise": math.inf}, "noise inf is out of range"),
+        ({"warmup": -1}, "warmup -1 is out of range: expected 0 .none. or more steps"),
+        ({"steps": L + 1}, f"steps {L + 1} is out of range: expected 1 to {L}"),
+        ({"steps": 0}, f"steps 0 is out of range: expected 1 to {L}"),
+    ],
+)
+def test_settings_out_of_range_are_refused(wrong, message):
+    tokens, known = state()
+    with pytest.raises(ValueError, match=message):
+        run(lambda problems: certain(problems.targets), tokens, known, **wrong)

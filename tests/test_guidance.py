@@ -1,0 +1,185 @@
+"""Guided samples are samples from the combined logits, and what has no weight is not computed."""
+
+import math
+from dataclasses import replace
+
+import pytest
+import torch
+from torch import Tensor
+
+from maskless.logits import row_keys
+from maskless.order import COUNTS, ORDERS
+from maskless.problems import Problems
+from maskless.sampling import SCHEDULES, Guidance, Truncation, constant, guided, plan, ramp, sample, sample_confident
+
+B, L, V, DROPPED = 5, 6, 4, 9
+SAMPLERS = [sample, sample_confident]
+LABELS = torch.tensor([0, 1, 2, 1, 0])
+
+
+def labelled(problems: Problems) -> Tensor:
+    """Logits that depend on the label, the position and the context, the same in any batch."""
+    assert problems.labels is not None
+    seen = torch.zeros(len(problems), dtype=torch.long).index_add(0, problems.offsets.owner, 1 + problems.tokens)
+    owner = problems.target_offsets.owner
+    key = 5 * problems.labels[owner] + 3 * problems.targets + 2 * seen[owner]
+    return 2 * torch.sin(1.7 * key[:, None] + (1 + key[:, None] % 5) * torch.arange(V))
+
+
+def combined(problems: Problems, weight: float) -> Tensor:
+    """(1 + w) * conditional - w * unconditional, by two calls."""
+    dropped = replace(problems, labels=torch.full_like(problems.labels, DROPPED))
+    return (1 + weight) * labelled(problems) - weight * labelled(dropped)
+
+
+def run(sampler, network, *, known=None, rows=slice(None), steps=3, counts="uniform", guidance=None, **how) -> Tensor:
+    """What a sampler makes of some rows of a batch that knows nothing, or the given positions."""
+    known = (torch.zeros(B, L, dtype=torch.bool) if known is None else known)[rows]
+    tokens, keys = torch.zeros_like(known).long(), row_keys(2, torch.arange(B)[rows])
+    planned = plan(known, ~known, keys, steps=steps, order=ORDERS["random"], counts=COUNTS[counts])
+    labels = LABELS[rows]
+    list(sampler(network, tokens, planned, keys, filter=Truncation(), labels=labels, guidance=guidance, **how))
+    return tokens
+
+
+@pytest.mark.parametrize("sampler", SAMPLERS)
+@pytest.mark.parametrize("weight", [0.5, 3.0])
+def test_constant_guidance_samples_from_the_combined_logits(sampler, weight):
+    guidance = Guidance(weight=weight, dropped=DROPPED, schedule=constant)
+    expected = run(sampler, lambda problems: combined(problems, weight))
+    assert torch.equal(run(sampler, labelled, guidance=guidance), expected)
+    assert not torch.equal(run(sampler, labelled), expected)
+
+
+@pytest.mark.parametrize("sampler", SAMPLERS)
+@pytest.mark.parametrize("steps", [1, 2, 4])
+def test_a_ramp_grows_from_nothing_to_the_whole_weight(sampler, steps):
+    weights = iter([3.0 * s / max(1, steps - 1) for s in range(steps)])
+    expected = run(sampler, lambda problems: combined(problems, next(weights)), steps=steps)
+    assert next(weights, None) is None
+    assert torch.equal(run(sampler, labelled, steps=steps, guidance=Guidance(weight=3.0, dropped=DROPPED)), expected)
+
+
+@pytest.mark.parametrize("sampler", SAMPLERS)
+@pytest.mark.parametrize("schedule", SCHEDULES)
+def test_a_weight_of_zero_is_no_guidance(sampler, schedule):
+    guidance = Guidance(weight=0, dropped=DROPPED, schedule=SCHEDULES[schedule])
+    assert torch.equal(run(sampler, labelled, guidance=guidance), run(sampler, labelled))
+
+
+@pytest.mark.parametrize("sampler", SAMPLERS)
+@pytest.mark.parametrize(
+    ("weight", "schedule", "expected"),
+    [(0.0, constant, [B, B, B]), (2.0, constant, [2 * B, 2 * B, 2 * B]), (2.0, ramp, [B, 2 * B, 2 * B])],
+)
+def test_the_unconditional_half_is_computed_only_where_it_has_a_weight(sampler, weight, schedule, expected):
+    calls: list[int] = []
+
+    def counting(problems: Problems) -> Tensor:
+        calls.append(len(problems))
+        return labelled(problems)
+
+    run(sampler, counting, guidance=Guidance(weight=weight, dropped=DROPPED, schedule=schedule))
+    assert calls == expected
+
+
+def test_the_two_halves_differ_in_their_labels_only():
+    seen: list[Problems] = []
+
+    def watching(problems: Problems) -> Tensor:
+        seen.append(problems)
+        return labelled(problems)
+
+    known = torch.arange(L) < torch.tensor([[0], [5], [2], [3], [0]])  # ragged: contexts and targets of many lengths
+    run(sample, watching, known=known, steps=3, guidance=Guidance(weight=1.0, dropped=DROPPED, schedule=constant))
+    for problems in seen:
+        half = len(problems) // 2
+        assert problems.labels[half:].tolist() == [DROPPED] * half
+        assert (problems.labels[:half] != DROPPED).all()
+        for offsets, packed in (
+            (problems.offsets, (problems.tokens, problems.positions)),
+            (problems.target_offsets, (problems.targets,)),
+        ):
+            assert offsets.total == len(packed[0]) == int(offsets.bounds[-1])
+            assert offsets.longest == int(offsets.lengths.max())
+            assert offsets.bounds.dtype == torch.int32
+            for values in packed:
+                parts = values.split(offsets.lengths.tolist())
+                assert [x.tolist() for x in parts[:half]] == [x.tolist() for x in parts[half:]]
+
+
+@pytest.mark.parametrize("sampler", SAMPLERS)
+@pytest.mark.parametrize("counts", COUNTS)
+def test_a_guided_row_is_the_same_alone_and_in_a_batch(sampler, counts):
+    """The ramp follows a row's own steps: rows with few unknown positions take fewer."""
+    known = torch.arange(L) < torch.tensor([[0], [5], [2], [3], [4]])
+    guidance = Guidance(weight=4.0, dropped=DROPPED)
+    together = run(sampler, labelled, known=known, steps=5, counts=counts, guidance=guidance)
+    for row in range(B):
+        steps = min(5, int((~known[row]).sum()))
+        one = slice(row, row + 1)
+        alone = run(sampler, labelled, known=known, rows=one, steps=steps, counts=counts, guidance=guidance)
+        assert torch.equal(alone[0], together[row])
+
+
+def test_guided_samples_have_the_law_of_the_combined_logits(p_value):
+    rows, n, weight = 20_000, 2, 1.5
+    labels, keys = torch.ones(rows, dtype=torch.long), row_keys(0, torch.arange(rows))
+    known, tokens = torch.zeros(rows, n, dtype=torch.bool), torch.zeros(rows, n, dtype=torch.long)
+    planned = plan(known, ~known, keys, steps=2, order=ORDERS["raster"], counts=COUNTS["uniform"])
+    guidance = Guidance(weight=weight, dropped=DROPPED, schedule=constant)
+    list(sample(labelled, tokens, planned, keys, filter=Truncation(), labels=labels, guidance=guidance))
+
+    def probabilities(label: int, context: list[int]) -> Tensor:
+        def logits(label: int) -> Tensor:  # of `labelled`, once more by hand
+            key = 5 * label + 3 * len(context) + 2 * sum(1 + x for x in context)
+            return torch.tensor([2 * math.sin(1.7 * key + (1 + key % 5) * x) for x in range(V)])
+
+        return ((1 + weight) * logits(label) - weight * logits(DROPPED)).double().softmax(-1)
+
+    law = torch.stack([p * probabilities(1, [x]) for x, p in enumerate(probabilities(1, []))])
+    observed = (tokens @ torch.tensor([V, 1])).bincount(minlength=V * V)
+    assert p_value(observed, rows * law) > 1e-4
+
+
+def test_labels_reach_the_network_without_guidance_too():
+    seen: list[list[int]] = []
+
+    def watching(problems: Problems) -> Tensor:
+        seen.append(problems.labels.tolist())
+        return labelled(problems)
+
+    run(sample, watching, known=torch.arange(L) < torch.tensor([[0], [5], [2], [3], [0]]), steps=3)
+    assert seen == [LABELS.tolist(), [0, 2, 1, 0], [0, 2, 1, 0]]  # row 1 has one position to decide
+
+
+def test_a_network_without_a_weight_is_the_network_itself():
+    assert guided(labelled, torch.zeros(3), DROPPED) is labelled
+
+
+@pytest.mark.parametrize(
+    ("wrong", "message"),
+    [
+        ({"weight": -0.5, "dropped": 9}, "guidance -0.5 is out of range: expected 0 .none. or more"),
+        ({"weight": math.nan, "dropped": 9}, "guidance nan is out of range"),
+        ({"weight": math.inf, "dropped": 9}, "guidance inf is out of range"),
+        ({"weight": 2.0, "dropped": None}, "guidance 2.0 needs a network with class labels: this one knows none"),
+    ],
+)
+def test_guidance_out_of_range_is_refused(wrong, message):
+    with pytest.raises(ValueError, match=message):
+        Guidance(**wrong)
+
+
+@pytest.mark.parametrize("sampler", SAMPLERS)
+def test_guidance_without_labels_and_labels_of_another_number_are_refused(sampler):
+    known, keys = torch.zeros(2, L, dtype=torch.bool), row_keys(0, torch.arange(2))
+    planned = plan(known, ~known, keys, steps=1, order=ORDERS["random"], counts=COUNTS["uniform"])
+
+    def go(**how) -> None:
+        list(sampler(labelled, torch.zeros(2, L, dtype=torch.long), planned, keys, filter=Truncation(), **how))
+
+    with pytest.raises(ValueError, match=r"^guidance 2.0 needs labels, one for each row$"):
+        go(guidance=Guidance(weight=2.0, dropped=DROPPED))
+    with pytest.raises(ValueError, match=r"^labels \(3,\): expected one for each of 2 rows$"):
+        go(labels=torch.zeros(3, dtype=torch.long))

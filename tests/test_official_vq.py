@@ -1,0 +1,94 @@
+"""Released image tokenizers: their weights come out, whatever else is pickled in them stays inert."""
+
+from __future__ import annotations
+
+import argparse
+import os
+from pathlib import Path
+
+import pytest
+import torch
+
+from maskless import official_vq
+from maskless.codec.vq import VQ, VQConfig
+
+IMAGES = torch.rand(2, 3, 8, 16, generator=torch.Generator().manual_seed(1)) * 2 - 1
+
+
+@pytest.fixture(scope="module", params=[(1, 2), (1, 1, 2)], ids=["factor 2", "factor 4"])
+def codec(request) -> VQ:
+    torch.manual_seed(0)
+    sizes = {"codes": 16, "code_width": 4, "latent": 8, "width": 32, "blocks": 1 + len(request.param) % 2}
+    return VQ(VQConfig(multipliers=request.param, **sizes)).eval()
+
+
+def released(codec: VQ) -> dict:
+    return {"model": codec.state_dict() | {"quantize.codebook_used": torch.zeros(65_536)}}
+
+
+@pytest.mark.parametrize("zipped", [True, False], ids=["zip", "legacy"])
+def test_a_released_file_gives_its_codec(codec, zipped, tmp_path):
+    torch.save(released(codec), tmp_path / "vq.pt", _use_new_zipfile_serialization=zipped)
+    read = official_vq.read(tmp_path / "vq.pt")
+    assert read.config == codec.config
+    assert not read.training
+    assert read.encode(IMAGES).equal(codec.encode(IMAGES))
+    assert read.decode(codec.encode(IMAGES)).equal(codec.decode(codec.encode(IMAGES)))
+
+
+class Harmful:
+    """Runs a command when a plain reader meets it."""
+
+    def __init__(self, function, *arguments):
+        self.call = function, arguments
+
+    def __reduce__(self):
+        return self.call
+
+
+def test_nothing_in_the_file_is_run(codec, tmp_path):
+    mark = tmp_path / "was run"
+    settings = {
+        "args": argparse.Namespace(lr=1e-4, out=Path("runs")),
+        "call": Harmful(exec, f"open({str(mark)!r}, 'w')"),
+    }
+    torch.save(released(codec) | settings, tmp_path / "vq.pt")
+    assert official_vq.read(tmp_path / "vq.pt").encode(IMAGES).equal(codec.encode(IMAGES))
+    assert not mark.exists()
+    torch.save(released(codec) | {"call": Harmful(os.mkdir, str(mark))}, tmp_path / "system.pt")
+    with pytest.raises(ValueError, match=r"system.pt is damaged or not a checkpoint: more than tensors and settings"):
+        official_vq.read(tmp_path / "system.pt")
+    assert not mark.exists()
+    torch.load(tmp_path / "system.pt", weights_only=False)  # the harm is real
+    assert mark.exists()
+
+
+@pytest.mark.parametrize("content", [{"model": {}}, {"state_dict": {}}, [1, 2]])
+def test_other_checkpoints_are_named(content, tmp_path):
+    torch.save(content, tmp_path / "other.pt")
+    with pytest.raises(ValueError, match=r"other.pt is not a released image tokenizer: it lacks 'encoder.conv_in"):
+        official_vq.read(tmp_path / "other.pt")
+
+
+def test_tensors_that_do_not_fit_are_named(codec, tmp_path):
+    content = released(codec)
+    del content["model"]["decoder.mid.0.conv1.weight"]
+    torch.save(content, tmp_path / "vq.pt")
+    with pytest.raises(ValueError, match=r"'decoder.mid.0.conv1.weight' is missing, expected \(64, 64, 3, 3\)"):
+        official_vq.read(tmp_path / "vq.pt")
+    content = released(codec)
+    content["model"]["loss.weight"] = torch.zeros(1)
+    torch.save(content, tmp_path / "vq.pt")
+    with pytest.raises(ValueError, match=r"holds the unknown tensor 'loss.weight'"):
+        official_vq.read(tmp_path / "vq.pt")
+
+
+def test_missing_and_damaged_files_are_named(codec, tmp_path):
+    with pytest.raises(ValueError, match=r"absent.pt does not exist"):
+        official_vq.read(tmp_path / "absent.pt")
+    torch.save(released(codec), tmp_path / "vq.pt")
+    whole = (tmp_path / "vq.pt").read_bytes()
+    for damaged in (b"", b"no checkpoint", whole[: len(whole) // 2]):
+        (tmp_path / "vq.pt").write_bytes(damaged)
+        with pytest.raises(ValueError, match=r"vq.pt is damaged or not a checkpoint"):
+            official_vq.read(tmp_path / "vq.pt")
