@@ -221,7 +221,7 @@ def _pixels(image: Image.Image | np.ndarray, channels: int) -> np.ndarray:
     """A picture as bytes.  -> (1, H, W, C)"""
     if isinstance(image, Image.Image):
         image = np.asarray(image.convert("L" if channels == 1 else "RGB"))
-    array = np.asarray(image)
+    array = np.array(image)  # a copy: that of a PIL image cannot be written to, which torch does not like
     if array.dtype != np.uint8:
         raise ValueError(f"a picture of {array.dtype}: expected bytes (uint8) or a PIL image")
     return (array[:, :, None] if array.ndim == 2 else array)[None]

@@ -254,7 +254,8 @@ def _accelerator(settings: TrainConfig, folder: Path) -> Accelerator:
     """Precision stays with `nn.autocast`, so Accelerate runs without mixed precision of its own."""
     sharding = None
     if settings.fsdp:
-        blocks = ["SelfBlock", "CrossBlock"] if MODELS[settings.model][0] == "partition" else ["SelfBlock"]
+        named = {"partition": ["SelfBlock", "CrossBlock"], "maskgit": ["Block"]}
+        blocks = named.get(MODELS[settings.model][0], ["SelfBlock"])
         sharding = FullyShardedDataParallelPlugin(
             fsdp_version=2, auto_wrap_policy="transformer_based_wrap", transformer_cls_names_to_wrap=blocks
         )
