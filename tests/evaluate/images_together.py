@@ -30,3 +30,4 @@ if __name__ == "__main__":
     fids = [point.quality.fid for point in points]
     found = {**statistics, "logits": seen.logits, "features": seen.features, "fids": fids, "sampled": sampled}
     torch.save(found, folder / f"{rank}.pt")
+    torch.distributed.destroy_process_group()  # its threads would sometimes abort the process at its end

@@ -91,3 +91,4 @@ if __name__ == "__main__":
         AcceleratorState._reset_state()
     if processes().is_main_process:
         Path(out).write_text(json.dumps(found))
+    torch.distributed.destroy_process_group()  # its threads would sometimes abort the process at its end
