@@ -1,8 +1,9 @@
-"""Files that appear whole or not at all."""
+"""Files and folders that appear whole or not at all."""
 
 from __future__ import annotations
 
 import os
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 
@@ -15,3 +16,12 @@ def write_aside(path: Path, write: Callable[[Path], object]) -> None:
         os.replace(aside, path)
     finally:
         aside.unlink(missing_ok=True)
+
+
+def put_folder(aside: Path, target: Path) -> None:
+    """Rename a finished folder into its place, where an empty or an older one may stand."""
+    old = aside.with_suffix(".old")
+    if target.exists():
+        os.rename(target, old)
+    os.rename(aside, target)
+    shutil.rmtree(old, ignore_errors=True)

@@ -20,7 +20,7 @@ from maskless.data.image_files import UNLABELLED, Tar
 from maskless.data.image_pixels import decode, fit
 from maskless.data.images import image_array, images_in, looks_like_images, read_images
 
-TINY_IMAGENET = Path("/work/shared/data/images/tiny-imagenet-40.tar.xz")
+TINY_IMAGENET = Path(__file__).resolve().parents[3] / "shared" / "data" / "images" / "tiny-imagenet-40.tar.xz"
 
 
 def noise(*shape: int, seed: int = 0) -> np.ndarray:

@@ -5,7 +5,6 @@ Shapes: B batch, N pictures, s pixels a side, C channels, h, w the grid of token
 
 from __future__ import annotations
 
-import os
 import shutil
 import uuid
 from collections.abc import Callable, Iterator, Sequence
@@ -30,6 +29,7 @@ from maskless.data.image_tokens import (
 )
 from maskless.data.images import VALID, WORKERS, read_images
 from maskless.data.tokens import DTYPES, SPLITS, bin_path
+from maskless.files import put_folder
 
 NAMED = 20  # broken pictures that the index names; the others are counted
 
@@ -157,15 +157,6 @@ def _check_target(target: Path, overwrite: bool) -> None:
         raise ValueError(f"{target}: not a folder of prepared pictures, so it is not overwritten")
 
 
-def _put(aside: Path, target: Path) -> None:
-    """Renames a finished folder into its place, where an empty or an older one may stand."""
-    old = aside.with_suffix(".old")
-    if target.exists():
-        os.rename(target, old)
-    os.rename(aside, target)
-    shutil.rmtree(old, ignore_errors=True)
-
-
 def prepare_images(
     inputs: Sequence[str | Path],
     out: str | Path,
@@ -227,7 +218,7 @@ def prepare_images(
         )
         codec.save(aside / CODEC)
         write_index(prepared)
-        _put(aside, target)
+        put_folder(aside, target)
     except BaseException:
         shutil.rmtree(aside, ignore_errors=True)
         raise

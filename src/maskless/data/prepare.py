@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import os
 import shutil
 import uuid
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -17,6 +16,7 @@ import numpy as np
 from maskless.codec.text import TextCodec, train_bpe
 from maskless.data.sources import Chunk, Corpus, read
 from maskless.data.tokens import DTYPES, SPLITS, Prepared, SplitIndex, bin_path, read_index, write_index
+from maskless.files import put_folder
 
 BPE_CHARACTERS = 100_000_000  # as much text as a vocabulary is learnt from
 BATCH_CHARACTERS = 1 << 21  # encoded, and then written, at once
@@ -238,17 +238,6 @@ def _check_target(out: Path, overwrite: bool) -> None:
     read_index(out)  # raises for anything that is not ours to replace
 
 
-def _put(aside: Path, out: Path) -> None:
-    """Renames a finished folder into its place, where an empty or an older one may stand."""
-    if not out.exists():
-        os.rename(aside, out)
-        return
-    old = aside.with_suffix(".old")
-    os.rename(out, old)
-    os.rename(aside, out)
-    shutil.rmtree(old, ignore_errors=True)
-
-
 def prepare(
     inputs: Sequence[str | Path],
     out: str | Path,
@@ -310,7 +299,7 @@ def prepare(
         )
         codec.save(aside)
         write_index(index)
-        _put(aside, target)
+        put_folder(aside, target)
     except BaseException:
         shutil.rmtree(aside, ignore_errors=True)
         raise
