@@ -95,13 +95,17 @@ def train(
     text: Annotated[list[str] | None, typer.Option(help="Text to train on; everything else has a default.")] = None,
     data: Annotated[Path | None, typer.Option(help="A prepared folder.")] = None,
     recipe: Annotated[str | None, typer.Option(help="A row of the paper's tables, by name; needs --data.")] = None,
-    model: Annotated[str | None, typer.Option(help="pgm (default), mdlm, mdlm-complementary, ar; pictures: maskgit.")] = None,
+    model: Annotated[
+        str | None, typer.Option(help="pgm (default), mdlm, mdlm-complementary, ar; pictures: maskgit.")
+    ] = None,
     minutes: Annotated[float | None, typer.Option(help="A time budget.")] = None,
     resume: Annotated[bool, typer.Option("--resume", help="Go on with the run in --out.")] = False,
     context: Annotated[str | None, typer.Option(help="pgm: full (default), or ordered (can be cached).")] = None,
     queries: Annotated[str | None, typer.Option(help="pgm: position (default), mean or logsumexp.")] = None,
     swap: Annotated[str | None, typer.Option(help="pgm: released (default) or residual.")] = None,
-    weights: Annotated[str | None, typer.Option(help="Loss weights: bounded (default), released, exact; pictures: arccos.")] = None,
+    weights: Annotated[
+        str | None, typer.Option(help="Loss weights: bounded (default), released, exact; pictures: arccos.")
+    ] = None,
     width: int | None = None,
     layers: Annotated[int | None, typer.Option(help="In all; pgm has half of them in its encoder.")] = None,
     encoder: Annotated[int | None, typer.Option(help="pgm: how many of the layers.")] = None,
