@@ -304,6 +304,7 @@ def one_line(ended: Ended) -> str:
         (["generate", "{model}", "--temperature", "-1"], "temperature -1.0 is out of range"),
         (["generate", "{model}", "--top-p", "0"], "top_p 0.0 is out of range"),
         (["generate", "{model}", "--top-k", "0"], "top_k 0 is out of range"),
+        (["generate", "{model}", "--guidance", "2"], "--guidance is for models of pictures: this is one of text"),
         (["generate"], "Missing argument"),
         (["fill", "{model}", "anna has [3] balls", "--steps", "0"], "steps 0 is out of range: expected 1 to 3"),
         (["fill", "{model}", "anna has [3] balls", "--steps", "4"], "steps 4 is out of range: expected 1 to 3"),

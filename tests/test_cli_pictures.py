@@ -42,6 +42,15 @@ def test_from_a_folder_of_pictures_to_new_ones(photos, tmp_path, monkeypatch, ca
     assert "2 pictures" in capsys.readouterr().out
     assert Image.open(png).size[0] > 2 * 96
     assert Image.open(gif).n_frames == 6
+    for arguments, says in (
+        (["fill", run, "The [3]"], "is a model of pictures: this command fills text"),
+        (["evaluate", run, "--data", data], "holds pictures: this command measures text"),
+        (["generate", run, "--out", png, "--prompt", "a"], "--prompt is for models of text: this is one of pictures"),
+        (["generate", run, "--label", "zebra", "--out", png], "unknown label 'zebra': expected one of dark, light"),
+        (["generate", run], "pictures go into a file: expected --out FILE.png"),
+    ):
+        assert maskless(monkeypatch, *arguments) == 2
+        assert says in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(

@@ -205,9 +205,14 @@ def evaluate(
     maskless evaluate runs/my --data runs/my/data
     """
     from maskless import api
+    from maskless.data.image_tokens import holds_images
     from maskless.data.tokens import open_tokens
     from maskless.evaluate.likelihood import likelihood
 
+    if holds_images(data):
+        raise ValueError(
+            f"{data} holds pictures: this command measures text; a run of pictures has its bound in metrics.jsonl"
+        )
     loaded, prepared = api.load(model), open_tokens(data)
     _same_vocabulary(model, loaded, prepared)
     rows, size = prepared.split(split), prepared.splits[split]

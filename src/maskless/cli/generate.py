@@ -53,7 +53,10 @@ def generate(
 
     loaded = api.load(model, tokenizer=tokenizer)
     how: dict[str, Any] = {"steps": steps, "seed": seed, "temperature": temperature, "top_k": top_k, "top_p": top_p}
+    of_text = {"prompt": prompt, "length": length, "refresh": refresh if refresh != 1 else None, "json": as_json}
+    of_pictures = {"label": label, "guidance": guidance, "out": to, "gif": gif}
     if loaded.layout == "image":
+        _refuse(of_text, "text", "pictures")
         drawn: dict[str, Any] = {
             "steps": steps,
             "seed": seed,
@@ -64,6 +67,7 @@ def generate(
         chosen = {"order": order, "counts": counts} if (order, counts) != ("random", "uniform") else {}
         pictures.draw(loaded, to, gif, label, n, guidance=guidance, **drawn | chosen)
         return
+    _refuse(of_pictures, "pictures", "text")
     how |= {"order": order, "counts": counts, "refresh": refresh}
     with show.watching("generating") as on_step:
         texts = api.generate(loaded, n, prompt=prompt, length=length, on_step=on_step, **how)
@@ -97,6 +101,10 @@ def fill(
     from maskless import api
 
     loaded = api.load(model, tokenizer=tokenizer)
+    if loaded.layout == "image":
+        raise ValueError(
+            f"{model} is a model of pictures: this command fills text (in Python: maskless.fill with known=)"
+        )
     how: dict[str, Any] = {"steps": steps, "seed": seed, "temperature": temperature, "top_k": top_k, "top_p": top_p}
     how |= {"order": order, "counts": counts, "refresh": refresh}
     with show.watching("filling") as on_step:
@@ -105,3 +113,10 @@ def fill(
         print(json.dumps({"text": filled, "tokens": filled.tokens, "steps": filled.steps, "order": filled.order}))
     else:
         print(filled)
+
+
+def _refuse(options: dict[str, Any], kind: str, model: str) -> None:
+    """Raise a ValueError about an option that was given and does not concern this kind of model."""
+    for name, value in options.items():
+        if value:
+            raise ValueError(f"--{name} is for models of {kind}: this is one of {model}")

@@ -59,7 +59,10 @@ def training(folder: Path, config: RunConfig) -> None:
     out.print(table)
     for text in summary.samples:
         out.print(Panel(Text(text[:600]), title="sample", title_align="left", border_style="dim"))
-    out.print(f"curve: {folder / 'loss.png'}   try: maskless generate {folder}", highlight=False, soft_wrap=True)
+    drawn = folder / "samples.png"
+    more = f"samples: {drawn}   try: maskless generate {folder} --out new.png"
+    tried = more if drawn.exists() else f"try: maskless generate {folder}"
+    out.print(f"curve: {folder / 'loss.png'}   {tried}", highlight=False, soft_wrap=True)
 
 
 def likelihoods(results: dict[str, Likelihood], bytes_per_token: float) -> None:
