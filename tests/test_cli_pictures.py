@@ -1,12 +1,18 @@
-"""The commands with pictures: a folder of them becomes tokens, a model, and new ones in a file."""
+"""The commands with pictures: a folder of them becomes tokens, a model, new ones in a file, and figures of these."""
 
+import json
 import sys
 
 import numpy as np
 import pytest
+import torch
 from PIL import Image
 
+from maskless import api, images
 from maskless.cli import main
+from maskless.evaluate.images import Statistics
+from maskless.evaluate.sets import drawn
+from nn.reference import random_maskgit
 
 
 def maskless(monkeypatch, *arguments: object) -> int:
@@ -29,28 +35,216 @@ def photos(tmp_path_factory):
     return folder
 
 
-def test_from_a_folder_of_pictures_to_new_ones(photos, tmp_path, monkeypatch, capsys):
-    data, run, png, gif = tmp_path / "data", tmp_path / "run", tmp_path / "new.png", tmp_path / "new.gif"
-    assert maskless(monkeypatch, "prepare", photos, "--out", data, "--codec", "pixels:4", "--size", 4) == 0
-    assert "4 x 4 tokens of 4 codes, 2 classes" in capsys.readouterr().out
-    sizes = ("--width", 32, "--layers", 2, "--steps", 30, "--batch", 16, "--lr", 5e-3, "--warmup", 5, "--ema", 0.9)
-    assert maskless(monkeypatch, "train", "--data", data, "--out", run, "--tracker", "none", *sizes) == 0
+class Means(torch.nn.Module):
+    """A feature network: what is light and what is dark in each channel, and three classes by that."""
+
+    def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        found = torch.cat([x.mean([2, 3]), x.amax([2, 3])], 1) / 64
+        return found, found[:, :3]
+
+
+@pytest.fixture(scope="module")
+def features(tmp_path_factory):
+    """The options that name a feature network."""
+    path = tmp_path_factory.mktemp("features") / "means.pt"
+    torch.jit.script(Means()).save(path)
+    return ["--features", path, "--feature-input", "pixels"]
+
+
+@pytest.fixture(scope="module")
+def run(photos, tmp_path_factory):
+    """The folder of a run that knows dark from light."""
+    folder = tmp_path_factory.mktemp("run")
+    data, to = folder / "data", folder / "run"
+    with pytest.MonkeyPatch.context() as patch:
+        assert maskless(patch, "prepare", photos, "--out", data, "--codec", "pixels:4", "--size", 4) == 0
+        sizes = ("--width", 32, "--layers", 2, "--steps", 30, "--batch", 16, "--lr", 5e-3, "--warmup", 5, "--ema", 0.9)
+        assert maskless(patch, "train", "--data", data, "--out", to, "--tracker", "none", *sizes) == 0
+    return to
+
+
+def test_from_a_folder_of_pictures_to_new_ones(run, tmp_path, monkeypatch, capsys):
+    png, gif = tmp_path / "new.png", tmp_path / "new.gif"
     assert (run / "samples.png").exists()
-    capsys.readouterr()
+    assert (run.parent / "data" / "codec").is_dir()
     asked = ("--label", "dark", "--label", 1, "--steps", 4, "--guidance", 1.5, "--out", png, "--gif", gif)
     assert maskless(monkeypatch, "generate", run, *asked) == 0
     assert "2 pictures" in capsys.readouterr().out
     assert Image.open(png).size[0] > 2 * 96
     assert Image.open(gif).n_frames == 6
-    for arguments, says in (
-        (["fill", run, "The [3]"], "is a model of pictures: this command fills text"),
-        (["evaluate", run, "--data", data], "holds pictures: this command measures text"),
-        (["generate", run, "--out", png, "--prompt", "a"], "--prompt is for models of text: this is one of pictures"),
-        (["generate", run, "--label", "zebra", "--out", png], "unknown label 'zebra': expected one of dark, light"),
-        (["generate", run], "pictures go into a file: expected --out FILE.png"),
-    ):
-        assert maskless(monkeypatch, *arguments) == 2
-        assert says in capsys.readouterr().err
+
+
+def test_a_released_network_is_given_the_codec_of_its_tokens(tmp_path, monkeypatch, capsys):
+    state = random_maskgit(vocab=13, width=64, places=16, classes=4, blocks=2, hidden=40)
+    file, to = tmp_path / "released.pth", tmp_path / "model"
+    torch.save({"iter": 5, "model_state_dict": state}, file)
+    assert maskless(monkeypatch, "convert", file, to, "--codec", "pixels:8") == 2
+    assert "the codec pixels:8 has 8 codes, the model a vocabulary of 13" in capsys.readouterr().err
+    assert maskless(monkeypatch, "convert", file, to, "--codec", "pixels:12") == 0
+    assert maskless(monkeypatch, "generate", to, "--label", 3, "--steps", 2, "--out", tmp_path / "new.png") == 0
+    assert "1 pictures" in capsys.readouterr().out
+
+
+# Filling in
+
+
+@pytest.mark.parametrize("how", ["known", "box"])
+def test_a_part_of_a_picture_is_drawn_anew(run, photos, tmp_path, monkeypatch, capsys, how):
+    """Of a picture 4 high and 6 wide the middle square counts; its right half is drawn, the left one stays."""
+    picture, mask, out, both = photos / "light" / "0.png", *(tmp_path / name for name in ("m.png", "o.png", "b.png"))
+    keep = np.full((4, 6), 255, np.uint8)
+    keep[:, 3:5] = 0
+    Image.fromarray(keep).save(mask)
+    asked = ["--known", mask] if how == "known" else ["--box", "3,0,5,4"]
+    more = ["--label", "light", "--guidance", 1, "--steps", 4, "--out", out, "--compare", both]
+    assert maskless(monkeypatch, "fill", run, picture, *asked, *more) == 0
+    assert "8 of 16 cells drawn anew" in capsys.readouterr().out
+    whole, filled = np.asarray(Image.open(picture))[:, 1:5], np.asarray(Image.open(out))
+    assert np.array_equal(filled[:, :2], whole[:, :2])
+    assert set(filled[:, 2:].flatten().tolist()) <= {0, 85, 170, 255}  # levels of the codec
+    loaded, known = api.load(run, device="cpu"), np.repeat([[True, True, False, False]], 4, 0)
+    again = api.fill(loaded, whole, known=known, label="light", guidance=1.0, steps=4)
+    assert np.array_equal(np.asarray(again.image), filled)
+    assert Image.open(both).size[1] > 3 * 96
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        (["{picture}"], "which part? expected either --known MASK.png (white stays) or --box"),
+        (["{picture}", "--box", "0,0,2,2", "--known", "{picture}"], "which part? expected either"),
+        (["{picture}", "--box", "0,0,7,2"], "box 0,0,7,2 does not lie in the picture: expected edges from 0,0 to 6,4"),
+        (["{picture}", "--box", "0,0,2"], "box '0,0,2': expected LEFT,TOP,RIGHT,BOTTOM in pixels"),
+        (["{picture}", "--box", "0,0,1,4"], "nothing to decide"),  # outside of the middle
+        (["{picture}", "--known", "{small}"], "small.png has 4 x 4 pixels: expected 6 x 4, as the picture has"),
+        (["{picture}", "--known", "{words}"], "words.png: not a picture that Pillow can read"),
+        (["The [3]", "--box", "0,0,2,2"], "The [3] is not a file: this is a model of pictures"),
+        (["{picture}", "--box", "1,0,5,4", "--label", "zebra"], "unknown label 'zebra': expected one of dark, light"),
+        (["{picture}", "--box", "1,0,5,4", "--steps", "99"], "steps 99 is out of range: expected 1 to 16"),
+        (["{picture}", "--box", "1,0,5,4", "--json"], "--json is for models of text: this is one of pictures"),
+    ],
+)
+def test_what_cannot_be_filled_is_one_line(run, photos, tmp_path, monkeypatch, capsys, arguments, says):
+    Image.new("L", (4, 4)).save(tmp_path / "small.png")
+    (tmp_path / "words.png").write_text("words")
+    names = {"picture": photos / "dark" / "0.png", "small": tmp_path / "small.png", "words": tmp_path / "words.png"}
+    filled = [one.format(**names) for one in arguments]
+    assert maskless(monkeypatch, "fill", run, *filled, "--out", tmp_path / "out.png") == 2
+    said = capsys.readouterr().err
+    assert says in said
+    assert said.count("\n") == 1
+    assert not (tmp_path / "out.png").exists()
+
+
+# Figures
+
+
+def test_a_model_of_pictures_is_measured(run, photos, features, tmp_path, monkeypatch, capsys):
+    to, kept = tmp_path / "quality.json", tmp_path / "real.npz"
+    asked = ["evaluate", run, "--reference", photos, *features, "--steps", 4, "--samples", 20, "--out", to]
+    assert maskless(monkeypatch, *asked, "--guidance", "0,2", "--save-statistics", kept) == 0
+    shown = capsys.readouterr().out.splitlines()
+    assert shown[0] == "| guidance | FID | Inception Score | precision | recall | images/s |"
+    assert len(shown) == 6
+    assert "20 images against 48; features of means.pt" in shown[-1]
+    found = json.loads(to.read_text())
+    assert [point["guidance"] for point in found["points"]] == [0, 2]
+    assert all(point["images_per_second"] > 0 for point in found["points"])
+    assert found["conditions"]["settings"]["order"] == "halton"
+    assert Image.open(tmp_path / "quality.png").size[0] > 500
+    assert Statistics.load(kept).n == 48
+    # The same again draws nothing; a third weight draws only its own. Without a model: the same pictures, the same FID.
+    monkeypatch.setattr("maskless.evaluate.sets.draw_pixels", None)
+    assert maskless(monkeypatch, *asked, "--guidance", "2,0", "--json") == 0
+    assert json.loads(capsys.readouterr().out) == found
+    monkeypatch.undo()
+    folder = tmp_path / "drawn"
+    folder.mkdir()
+    for i, one in enumerate(api.generate(api.load(run, device="cpu"), 20, steps=4)):
+        one.image.save(folder / f"{i}.png")
+    for real in (photos, kept):
+        assert maskless(monkeypatch, "fid", real, folder, *features, "--size", 4, "--json") == 0
+        alone = json.loads(capsys.readouterr().out)
+        assert alone["fid"] == pytest.approx(found["points"][0]["quality"]["fid"])
+        assert (alone["precision"] is None) == (real == kept)
+
+
+def test_two_sides_of_a_set_of_pictures_are_compared(photos, features, monkeypatch, capsys):
+    assert maskless(monkeypatch, "fid", f"{photos}:train", photos, *features) == 0
+    shown = capsys.readouterr().out
+    assert "48 images against 45; features of means.pt" in " ".join(shown.split())
+    assert maskless(monkeypatch, "fid", photos, photos, *features, "--json") == 0
+    same = json.loads(capsys.readouterr().out)
+    assert same["fid"] == pytest.approx(0, abs=1e-6)
+    assert (same["precision"], same["recall"], same["images"]) == (1, 1, 48)
+
+
+def test_processes_draw_shares_of_the_same_pictures(run, monkeypatch):
+    model, shares = api.load(run, device="cpu"), []
+    whole = torch.cat(list(drawn(model, 11, 3, steps=4)(1.0)))
+    for rank in (0, 1):
+        monkeypatch.setattr("maskless.evaluate.sets.PartialState", lambda rank=rank: Share(rank))
+        shares.append(torch.cat(list(drawn(model, 11, 2, steps=4)(1.0))))
+    assert torch.equal(shares[0], whole[0::2])
+    assert torch.equal(shares[1], whole[1::2])
+    listed = images.generate_images(model, n=11, steps=4, guidance=1.0)
+    assert whole.squeeze(3).tolist() == [np.asarray(one.image).tolist() for one in listed]
+
+
+class Share:
+    num_processes = 2
+
+    def __init__(self, rank: int):
+        self.process_index = rank
+
+
+MEASURED = "evaluate {run} {features} --reference {photos} --out {out}"
+
+
+@pytest.mark.parametrize(
+    ("line", "says"),
+    [
+        ("evaluate {run} --data {data}", "--data is for models of text: this is one of pictures"),
+        ("evaluate {run} --sequences 8", "--sequences is for models of text"),
+        ("evaluate {run} --out {out}", "this is a model of pictures: expected --reference PATH (real ones) and --out"),
+        ("evaluate {run} --reference {photos}", "this is a model of pictures: expected --reference PATH"),
+        ("evaluate {run} --reference {photos} --out {out} --features {tmp}/none.pt", "no feature network at"),
+        ("evaluate {run} --reference {photos} --out {out} --features {tmp}/words", "words is not a feature network"),
+        ("evaluate {run} {features} --reference {tmp}/none --out {out}", "none: no such file or folder"),
+        ("evaluate {run} {features} --reference {data} --out {out}", "holds tokens, not pictures"),
+        (
+            "evaluate {run} {features} --reference {photos}:valid --out {out}",
+            "valid has 3 pictures: expected 10 or more",
+        ),
+        ("evaluate {run} {features} --reference {photos} --out {tmp}/no/q.json", "no is not a folder"),
+        (f"{MEASURED} --guidance x", "--guidance 'x': expected a number, or several"),
+        (f"{MEASURED} --guidance -1", "guidance -1.0 is out of range"),
+        (f"{MEASURED} --steps 17", "steps 17 is out of range: expected 1 to 16"),
+        (f"{MEASURED} --order up", "unknown order 'up': expected one of halton"),
+        (f"{MEASURED} --samples 9", "samples 9 is out of range: expected 10 or more"),
+        (f"{MEASURED} --batch 0", "batch 0 is out of range"),
+        ("fid {photos} {tmp}/none {features}", "none: no such file or folder"),
+        ("fid {photos} {photos} --features {tmp}/none.pt", "no feature network at"),
+        (
+            "fid {tmp}/other.npz {photos} {features}",
+            "other.npz holds statistics of another network (sha256 ffffffffffff)",
+        ),
+        ("generate {run} --out {out} --prompt a", "--prompt is for models of text: this is one of pictures"),
+        ("generate {run} --out {out} --label zebra", "unknown label 'zebra': expected one of dark, light"),
+        ("generate {run}", "pictures go into a file: expected --out FILE.png"),
+        ("train-codec --out {out} --recipe cifar10-pgm", "recipe 'cifar10-pgm' is for train: expected"),
+    ],
+)
+def test_what_cannot_be_measured_is_one_line(run, photos, features, tmp_path, monkeypatch, capsys, line, says):
+    (tmp_path / "words").write_text("words")
+    Statistics.of(torch.rand(20, 6), "f" * 64).save(tmp_path / "other.npz")
+    names = {"run": run, "data": run.parent / "data", "photos": photos, "tmp": tmp_path, "out": tmp_path / "out.json"}
+    given = line.format(**names, features=" ".join(map(str, features))).split()
+    assert maskless(monkeypatch, *given) == 2
+    said = capsys.readouterr().err
+    assert says in said
+    assert said.count("\n") == 1
+    assert not (tmp_path / "out.json").exists()
 
 
 @pytest.mark.parametrize(

@@ -10,11 +10,17 @@ import torch
 
 from maskless.checkpoint import NETWORKS
 from maskless.codec.text import TextCodec
-from maskless.recipes import RECIPES, recipe
+from maskless.codec.vq import VQ
+from maskless.data.image_tokens import PreparedImages
+from maskless.recipes import RECIPES, Goal, recipe
+from maskless.train.codec import configure
 from maskless.train.loop import MODELS, TrainConfig
-from maskless.train.plan import network_config
+from maskless.train.plan import image_network_config, network_config
 
-PAPERS = [name for name, found in RECIPES.items() if found.source.startswith("PGM, Tab.")]
+PAPERS = [name for name, found in RECIPES.items() if found.source.startswith("PGM, Tab. 5")]
+CODECS = [name for name, found in RECIPES.items() if found.command == "train-codec"]
+PICTURES = [name for name, found in RECIPES.items() if found.measure]
+TEXTS = [name for name in RECIPES if name not in (*CODECS, *PICTURES)]
 SPECIAL = ["[PAD]", "[UNK]", "[CLS]", "[SEP]"]
 
 
@@ -42,8 +48,21 @@ def size(name: str, codec: TextCodec) -> int:
     return parameters(found.train["model"], network_config(found.train["model"], codec, found.length, **found.network))
 
 
-@pytest.mark.parametrize("name", RECIPES)
-def test_every_recipe_makes_a_network_and_settings(name, vocabulary):
+def perplexity(name: str) -> float:
+    (goal,) = RECIPES[name].goals
+    assert goal.figure == "perplexity"
+    return goal.value
+
+
+def tokens(codes: int, grid: int, classes: int) -> PreparedImages:
+    """What prepared pictures say of themselves."""
+    sizes = {"size": 8 * grid, "filter": "bilinear", "channels": 3, "grid": (grid, grid), "codes": codes}
+    names = {"classes": tuple(map(str, range(classes))), "broken": (), "sources": ()}
+    return PreparedImages(folder=Path("data"), dtype="uint16", flips=False, skipped=0, splits={}, **sizes, **names)
+
+
+@pytest.mark.parametrize("name", TEXTS)
+def test_every_recipe_of_text_makes_a_network_and_settings(name, vocabulary):
     found = RECIPES[name]
     settings = TrainConfig(**found.train)
     config = network_config(settings.model, vocabulary(300), found.length, **found.network)
@@ -59,28 +78,88 @@ def test_the_paper_trains_all_its_models_alike(name):
     assert (settings.batch, settings.learning_rate, settings.warmup) == (512, 3e-4, 2_500)
     assert (settings.decay, settings.ema, settings.clip, settings.initial) == ("constant", 0.9999, 1.0, "released")
     assert settings.batch % 16 == 0  # over its GPUs
-    assert 20 < found.perplexity < 40
+    assert 20 < perplexity(name) < 40
+
+
+@pytest.mark.parametrize("name", PICTURES)
+def test_every_recipe_of_pictures_makes_a_network_and_settings(name):
+    found = RECIPES[name]
+    settings = TrainConfig(**found.train)
+    config = image_network_config(settings.model, tokens(64, round((found.length - 1) ** 0.5), 10), **found.network)
+    assert config.length == found.length
+    assert settings.model == "maskgit" or settings.objective == "pgm-arccos"
+
+
+@pytest.mark.parametrize("data", ["cifar10", "pictures64"])
+def test_networks_on_the_same_tokens_are_of_one_size_and_trained_alike(data):
+    codec = recipe(f"{data}-codec", "train-codec")
+    sizes = dict(codec.network)
+    config = configure(Path("absent"), ["images"], factor=sizes.pop("factor"), codec=sizes, **codec.train)
+    with torch.device("meta"):
+        grid = config.size // VQ(config.codec).factor
+    assert grid == 16
+    assert codec.length == 1 + grid * grid
+    found = [recipe(f"{data}-{model}") for model in ("pgm", "pgm-ordered", "maskgit")]
+    made = tokens(config.codec.codes, grid, 10)
+    configs = [image_network_config(one.train["model"], made, **one.network) for one in found]
+    counts = [parameters(one.train["model"], config) for one, config in zip(found, configs, strict=True)]
+    assert 25e6 < max(counts) < min(40e6, 1.07 * min(counts))
+    assert len({str(one.train | {"model": ""}) for one in found}) == 1
+    assert len({one.prepare for one in found}) == 1
+    assert all(f"--codec runs/{codec.name} --size {config.size} " in one.prepare for one in found)
+
+
+@pytest.mark.parametrize(
+    ("name", "expected"),
+    [("imagenet-pgm-12-12", 494_220_290), ("imagenet-pgm-14-10", 494_218_242), ("imagenet-maskgit", 480_443_393)],
+)
+def test_networks_for_imagenet_have_the_parameters_of_the_released_ones(name, expected):
+    found = recipe(name)
+    config = image_network_config(found.train["model"], tokens(16_384, 32, 1000), **found.network)
+    assert parameters(found.train["model"], config) == expected
+
+
+def test_the_figures_of_imagenet_are_the_papers():
+    best = {}
+    for name in ("maskgit", "pgm-12-12", "pgm-14-10"):
+        goals = recipe(f"imagenet-{name}").goals
+        assert len(goals) == 2 * 2 * 2 * 7  # figures, orders, steps, weights
+        assert len(set(goals)) == len({(goal.figure, goal.at) for goal in goals}) == len(goals)
+        halton = [goal for goal in goals if goal.figure == "FID" and goal.at.startswith("halton")]
+        best[name] = min(halton, key=lambda goal: goal.value)
+    assert best["pgm-12-12"] == Goal("FID", 4.56, "halton, 64 steps, w = 2")
+    assert best["maskgit"] == Goal("FID", 5.35, "halton, 32 steps, w = 1")
+    assert best["pgm-14-10"] == Goal("FID", 4.76, "halton, 64 steps, w = 2")
+    assert Goal("Inception Score", 313.27, "confidence, 32 steps, w = 6") in recipe("imagenet-pgm-12-12").goals
 
 
 @pytest.mark.parametrize("name", RECIPES)
 def test_every_recipe_says_what_it_needs_and_what_it_should_reach(name):
     found = RECIPES[name]
     assert found.name == name
-    assert found.perplexity > 1
+    assert all(goal.value > 1 for goal in found.goals)
+    assert found.goals or found.ran == "not run by us"
     assert found.source
     assert found.hardware
     assert found.ran
-    prepare, train = found.commands
+    if name in CODECS:
+        assert found.commands == (f"maskless train-codec --recipe {name} --images {found.prepare} --out runs/{name}",)
+        return
+    prepare, train, *measure = found.commands
     folder = re.fullmatch(r"maskless prepare .* --out (\S+)", prepare)[1]
-    assert f"--length {found.length}" in prepare
     assert train == f"maskless train --recipe {name} --data {folder} --out runs/{name}"
+    if name in PICTURES:
+        assert measure == [f"maskless evaluate runs/{name} --reference {found.measure} --out runs/{name}/quality.json"]
+    else:
+        assert not measure
+        assert f"--length {found.length}" in prepare
 
 
 def test_longer_training_reaches_a_lower_perplexity():
     pairs = [(RECIPES[name], RECIPES[f"{name}-200k"]) for name in RECIPES if f"{name}-200k" in RECIPES]
     assert len(pairs) == 7
     for late, early in pairs:
-        assert late.perplexity < early.perplexity
+        assert perplexity(late.name) < perplexity(early.name)
         assert late.network == early.network
         assert (late.train["steps"], early.train["steps"]) == (1_000_000, 200_000)
 
@@ -110,4 +189,10 @@ def test_networks_for_bert_have_the_parameters_of_the_released_ones(name, expect
 def test_an_unknown_recipe_lists_the_known_ones():
     with pytest.raises(ValueError) as raised:
         recipe("owt-gpt")
-    assert str(raised.value) == f"unknown recipe 'owt-gpt': expected one of {', '.join(RECIPES)}"
+    assert str(raised.value) == f"unknown recipe 'owt-gpt': expected one of {', '.join([*TEXTS, *PICTURES])}"
+    with pytest.raises(ValueError, match="recipe 'cifar10-codec' is for train-codec: expected one of lm1b-mdlm"):
+        recipe("cifar10-codec")
+    with pytest.raises(
+        ValueError, match="recipe 'cifar10-pgm' is for train: expected one of cifar10-codec, pictures64"
+    ):
+        recipe("cifar10-pgm", "train-codec")

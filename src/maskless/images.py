@@ -18,10 +18,22 @@ from torch import Tensor
 
 from maskless.checkpoint import Model, check_ids
 from maskless.codec.vq import ImageCodec, to_images, to_pixels
+from maskless.engine import engine_of, serves
 from maskless.logits import row_keys
 from maskless.nn import autocast
 from maskless.order import COUNTS, ORDERS, Order, after_lead, halton
-from maskless.sampling import SCHEDULES, Filter, Guidance, Never, Step, Truncation, sample, sample_confident, warmed
+from maskless.sampling import (
+    SCHEDULES,
+    Filter,
+    Guidance,
+    Never,
+    Plan,
+    Step,
+    Truncation,
+    sample,
+    sample_confident,
+    warmed,
+)
 from maskless.sampling import plan as make_plan
 
 IMAGE_ORDERS = ("halton", "confidence", *ORDERS)
@@ -176,34 +188,44 @@ def _draw(
     steps = min(32, int((~given).sum(1).max())) if how.steps is None else how.steps
     inner: Order = halton((h, w)) if how.order == "halton" else ORDERS.get(how.order, ORDERS["random"])
     plan = make_plan(given, ~given, keys, steps=steps, order=after_lead(inner, 1), counts=COUNTS[how.counts])
-    truncation = Truncation(temperature=how.temperature, top_k=how.top_k, top_p=how.top_p)
-    never = Never(tuple(i for i in (codec.codes, bos) if i < model.config.vocab))  # mask and BOS
-    classes = model.config.classes
-    labels = None if classes is None else ids
-    guidance = Guidance(weight=how.guidance, dropped=classes, schedule=SCHEDULES[how.schedule])
-    filters: list[Filter] = [never, truncation]
-    if how.order != "confidence":
-        filters.insert(1, warmed(plan.came().to(model.device), how.warmup))
-    more: dict[str, Any] = {"filter": _chain(filters), "labels": labels, "guidance": guidance}
-    training = model.network.training
-    model.network.eval()
-    try:
-        with torch.no_grad(), autocast(model.device):
-            if how.order == "confidence":
-                run = sample_confident(model.network, rows, plan, keys, noise=how.noise, warmup=how.warmup, **more)
-            else:
-                run = sample(model.network, rows, plan, keys, **more)
-            for step in run:
-                if on_step is not None:
-                    on_step(step)
-    finally:
-        model.network.train(training)
+    _decide(model, rows, plan, keys, ids, how, on_step)
     cells = rows[:, 1:].unflatten(1, (h, w))
     pixels = to_pixels(codec.decode(cells.to(model.device)).cpu())
     came = plan.came()[:, 1:].unflatten(1, (h, w))
     names = [model.classes[i] if i < len(model.classes) else None for i in ids.tolist()]
     parts = zip(pixels.numpy(), names, cells, came, strict=True)
     return [Picture(_image(image), name, token, step) for image, name, token, step in parts]
+
+
+def _decide(
+    model: Model, rows: Tensor, plan: Plan, keys: Tensor, ids: Tensor, how: ImageHow, on_step: OnStep | None
+) -> None:
+    """Decide rows (B, L) as planned, in place: by the engine, or by the plain loop where the engine does not serve."""
+    network, classes, codes = model.network, model.config.classes, codec_of(model).codes
+    never = tuple(i for i in (codes, codes + 1) if i < model.config.vocab)  # mask and BOS
+    truncation = Truncation(temperature=how.temperature, top_k=how.top_k, top_p=how.top_p)
+    guidance = Guidance(weight=how.guidance, dropped=classes, schedule=SCHEDULES[how.schedule])
+    given: dict[str, Any] = {"labels": None if classes is None else ids, "guidance": guidance}
+    if how.order != "confidence" and serves(network):
+        given |= {"filter": truncation, "never": never, "warmup": how.warmup}
+        engine_of(network).sample(rows, plan, keys, on_step=on_step, **given)
+        return
+    training = network.training
+    network.eval()
+    try:
+        with torch.no_grad(), autocast(model.device):
+            if how.order == "confidence":  # which is found on the way: the engine gives the logits of each step
+                given |= {"filter": _chain([Never(never), truncation]), "noise": how.noise, "warmup": how.warmup}
+                answer = engine_of(network).answer if serves(network) else network
+                run = sample_confident(answer, rows, plan, keys, **given)
+            else:
+                warm = warmed(plan.came().to(model.device), how.warmup)
+                run = sample(network, rows, plan, keys, filter=_chain([Never(never), warm, truncation]), **given)
+            for step in run:
+                if on_step is not None:
+                    on_step(step)
+    finally:
+        network.train(training)
 
 
 def _chain(filters: Iterable[Filter]) -> Filter:
@@ -229,3 +251,15 @@ def _pixels(image: Image.Image | np.ndarray, channels: int) -> np.ndarray:
 
 def _image(pixels: np.ndarray) -> Image.Image:
     return Image.fromarray(pixels[:, :, 0] if pixels.shape[2] == 1 else pixels)
+
+
+def draw_pixels(model: Model, ids: Tensor, numbers: Tensor, how: ImageHow) -> Tensor:
+    """Pictures of classes as bytes.  ids (B,) of the classes, numbers (B,) of the pictures -> (B, H, W, C) uint8
+
+    The picture with a number is the one that `generate_images` draws there.
+    """
+    known = torch.zeros(len(ids), *grid_of(model), dtype=torch.bool)
+    keys = row_keys(how.seed, numbers)
+    drawn = _draw(model, torch.zeros_like(known, dtype=torch.long), known, ids, keys, how, None)
+    channels = codec_of(model).channels
+    return torch.from_numpy(np.concatenate([_pixels(one.image, channels) for one in drawn]))

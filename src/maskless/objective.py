@@ -12,14 +12,16 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from functools import partial
 
 import numpy as np
 import torch
 import torch.nn.functional as F
-from torch import Tensor
+from torch import Tensor, nn
 
 from maskless.nn import Network, device_of
 from maskless.nn.causal import CausalTransformer
+from maskless.nn.loss import costs_each
 from maskless.problems import Offsets, Problems, partition, split
 from maskless.schedule import bounded, released, stratified
 
@@ -240,8 +242,10 @@ def _swapped(order: Tensor, given: Tensor, n: Tensor, m: Tensor) -> Tensor:
 def _answer(network: Network, problems: Problems, answers: Tensor) -> Tensor:
     """The cost of each answer, in float64 on the CPU.  -> (U,)"""
     device = device_of(network)
-    logits = network(problems.to(device))
-    return negative_log_likelihood(logits, answers.to(device)).double().cpu()
+    problems, answers = problems.to(device), answers.to(device)
+    if isinstance(network, nn.Module):  # the logits of all targets are never there at once
+        return network(problems, partial(costs_each, answers=answers)).double().cpu()
+    return negative_log_likelihood(network(problems), answers).double().cpu()
 
 
 def _causal_cost(network: Network, tokens: Tensor, counted: Tensor) -> Tensor:

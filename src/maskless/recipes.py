@@ -1,35 +1,50 @@
-"""Recipes: every text row of the paper's tables, and our own runs, as values that a command can carry out.
+"""Recipes: every row of the paper's tables of perplexity and FID, and our own runs, as values that a command takes.
 
-A recipe names the number it should reach and where that number comes from. One that we have not run says so.
+A recipe names the figures it should reach and where they come from. One that we have not run says so.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
+
+
+@dataclass(frozen=True)
+class Goal:
+    """A figure that a run should reach: perplexity is the validation bound's, FID and score those of what is drawn."""
+
+    figure: str
+    value: float
+    at: str = ""  # how it is measured: order, steps, weight of the guidance
 
 
 @dataclass(frozen=True, kw_only=True)
 class Recipe:
-    """A run: data, network, training, and the validation perplexity it should reach."""
+    """A run: data, network, training, and the figures it should reach."""
 
     name: str
-    prepare: str  # the command that makes the data, less its --out
-    network: dict[str, Any]  # keywords of `train.plan.network_config`
-    train: dict[str, Any]  # keywords of `TrainConfig`
-    perplexity: float  # validation bound
-    source: str  # where that number stands
+    command: str = "train"  # or train-codec
+    prepare: str  # what makes the data, less its --out; of a codec: the images
+    network: dict[str, Any]  # keywords of `network_config` or `image_network_config` (train.plan), or of `VQConfig`
+    train: dict[str, Any]  # keywords of `TrainConfig` or `CodecConfig`
+    length: int
+    measure: str = ""  # of pictures: what they are compared with and how they are drawn
+    goals: tuple[Goal, ...] = ()
+    source: str  # where the goals stand
     hardware: str
     ran: str = "not run by us"
-    length: int = field(kw_only=True)
 
     @property
-    def commands(self) -> tuple[str, str]:
-        data = f"data/{self.name.split('-')[0]}"
-        return (
+    def commands(self) -> tuple[str, ...]:
+        data, run = f"data/{self.name.split('-')[0]}", f"runs/{self.name}"
+        if self.command == "train-codec":
+            return (f"maskless train-codec --recipe {self.name} --images {self.prepare} --out {run}",)
+        made = (
             f"maskless prepare {self.prepare} --out {data}",
-            f"maskless train --recipe {self.name} --data {data} --out runs/{self.name}",
+            f"maskless train --recipe {self.name} --data {data} --out {run}",
         )
+        measured = (f"maskless evaluate {run} --reference {self.measure} --out {run}/quality.json",)
+        return made + measured if self.measure else made
 
 
 LM1B = "lm1b --tokenizer bert --length 128 --layout padded"
@@ -89,7 +104,7 @@ def _paper() -> list[Recipe]:
                             length=length,
                             network=network,
                             train={"model": model, "steps": steps, **PAPER},
-                            perplexity=perplexity,
+                            goals=(Goal("perplexity", perplexity),),
                             source="PGM, Tab. 5 (paper's estimator)",
                             hardware=gpus,
                         )
@@ -116,7 +131,7 @@ def _reviews() -> list[Recipe]:
             length=256,
             network={"width": 512, "layers": 12, **network},
             train={"model": model, **SHORT, **training},
-            perplexity=perplexity,
+            goals=(Goal("perplexity", perplexity),),
             source="docs/results.md, one seed",
             hardware="one H200, 2 to 3 minutes",
             ran="2026-11-15",
@@ -125,10 +140,123 @@ def _reviews() -> list[Recipe]:
     ]
 
 
-RECIPES = {recipe.name: recipe for recipe in _paper() + _reviews()}
+# model, order, steps, then FID and Inception Score with guidance 0, 1, ..., 6.  PGM, Tab. 8 and 9
+_IMAGENET_ROWS = """
+maskgit   confidence 32  14.30 82.41  7.80 151.62  6.78 208.92  7.37 255.69  7.46 289.93  9.61 250.86  21.68 149.61
+maskgit   confidence 64  15.62 79.23  9.40 140.48  8.06 195.35  8.19 239.89  7.61 267.26  11.44 202.92  26.41 113.63
+pgm-12-12 confidence 32  18.77 67.22  8.96 135.03  6.67 201.66  7.09 255.43  8.30 290.18  9.59 307.52  10.84 313.27
+pgm-12-12 confidence 64  19.45 64.44  10.08 124.90  7.35 188.77  7.39 238.31  8.13 276.55  9.18 297.44  10.38 302.29
+pgm-14-10 confidence 32  21.97 60.07  11.24 121.39  8.05 183.20  7.76 232.62  8.47 263.73  9.39 288.60  10.40 291.46
+pgm-14-10 confidence 64  22.74 56.77  12.32 112.98  8.80 171.11  8.11 219.33  8.44 253.10  9.12 270.16  9.90 279.00
+maskgit   halton     32  25.72 57.70  5.35 267.49  12.82 365.36  17.24 408.30  15.65 365.97  25.33 182.14  48.97 74.74
+maskgit   halton     64  18.61 69.68  6.76 283.96  14.97 372.74  18.30 410.60  16.18 312.75  32.69 126.69  60.12 51.40
+pgm-12-12 halton     32  22.59 66.32  10.21 134.22  6.04 203.28  5.54 263.53  6.38 311.53  7.58 345.18  8.83 372.07
+pgm-12-12 halton     64  16.19 79.26  6.67 151.44  4.56 218.98  4.98 276.16  6.47 322.53  7.95 352.56  9.47 379.39
+pgm-14-10 halton     32  25.42 62.11  11.57 128.22  6.60 196.56  5.55 253.76  6.00 301.66  7.04 334.29  8.16 365.56
+pgm-14-10 halton     64  18.03 75.40  7.77 144.26  4.76 212.39  4.85 268.55  5.88 309.88  7.23 342.40  8.63 366.57
+"""
+IMAGENET = "imagenet --codec vq_ds8_c2i.pt --size 256"
+# The paper's training, less its weight decay of 0.03, which ours has not.  PGM, Sec. 5.2
+PAPER_PICTURES = {
+    "steps": 500_000,
+    "batch": 256,
+    "learning_rate": 1e-4,
+    "warmup": 2_500,
+    "decay": "cosine",
+    "initial": "released",
+    "weights": "arccos",
+}
 
 
-def recipe(name: str) -> Recipe:
-    if name not in RECIPES:
-        raise ValueError(f"unknown recipe {name!r}: expected one of {', '.join(RECIPES)}")
+def _imagenet() -> list[Recipe]:
+    recipes = []
+    for name, model, network in (
+        ("maskgit", "maskgit", {"width": 1024, "layers": 24}),
+        ("pgm-12-12", "pgm", _pgm(12, 12, width=1024)),
+        ("pgm-14-10", "pgm", _pgm(14, 10, width=1024)),
+    ):
+        goals = []
+        for row, order, steps, *figures in map(str.split, _IMAGENET_ROWS.strip().splitlines()):
+            for i, value in enumerate(figures if row == name else []):
+                figure = ("FID", "Inception Score")[i % 2]
+                goals.append(Goal(figure, float(value), f"{order}, {steps} steps, w = {i // 2}"))
+        recipes.append(
+            Recipe(
+                name=f"imagenet-{name}",
+                prepare=IMAGENET,
+                length=1025,
+                network=network,
+                train={"model": model, **PAPER_PICTURES},
+                measure="imagenet:valid --steps 64 --guidance 0,1,2,3,4,5,6",
+                goals=tuple(goals),
+                source="PGM, Tab. 8 and 9 (the validation pictures)",
+                hardware="several GPUs in the paper, 1.9 days",
+            )
+        )
+    return recipes
+
+
+# name, images, pixels a side, the codec's sizes and training, what else the networks' training has
+_PICTURES_ROWS: list[tuple[str, str, int, dict[str, Any], dict[str, Any], str]] = [
+    (
+        "cifar10",
+        "cifar-10-batches-bin",
+        32,
+        {"factor": 2, "codes": 1024, "width": 64, "latent": 128},
+        {"steps": 4_000, "batch": 256, "learning_rate": 5e-4},
+        "one H200: codec 2 minutes, networks 10 minutes on a third of it",
+    ),
+    (
+        "pictures64",
+        "pictures64",
+        64,
+        {"factor": 4, "codes": 4096, "width": 64, "latent": 128},
+        {"steps": 5_000, "batch": 128, "learning_rate": 3e-4},
+        "one H200: codec 4 minutes, networks 10 minutes on a third of it",
+    ),
+]
+SHORT_PICTURES = {"steps": 4_000, "batch": 256, "learning_rate": 1e-3, "warmup": 200, "decay": "cosine"}
+
+
+def _pictures() -> list[Recipe]:
+    """A codec with 256 tokens a picture, and networks of 33 M parameters on them; pictures64: any folder of classes."""
+    recipes = []
+    for data, images, size, sizes, training, hardware in _PICTURES_ROWS:
+        common: dict[str, Any] = {"length": 257, "source": "our own", "hardware": hardware}
+        recipes.append(
+            Recipe(
+                name=f"{data}-codec",
+                command="train-codec",
+                prepare=images,
+                network=sizes,
+                train={"size": size, **training},
+                **common,
+            )
+        )
+        for name, model, network in (
+            ("pgm", "pgm", {}),
+            ("pgm-ordered", "pgm", {"context": "ordered"}),
+            ("maskgit", "maskgit", {}),
+        ):
+            recipes.append(
+                Recipe(
+                    name=f"{data}-{name}",
+                    prepare=f"{images} --codec runs/{data}-codec --size {size} --flips",
+                    network={"width": 384, "layers": 12, **network},
+                    train={"model": model, "weights": "arccos", **SHORT_PICTURES},
+                    measure=f"{images}:train --steps 64 --guidance 0,1,2,3,4",
+                    **common,
+                )
+            )
+    return recipes
+
+
+RECIPES = {recipe.name: recipe for recipe in _paper() + _reviews() + _imagenet() + _pictures()}
+
+
+def recipe(name: str, command: str = "train") -> Recipe:
+    known = [recipe.name for recipe in RECIPES.values() if recipe.command == command]
+    if name not in known:
+        what = f"recipe {name!r} is for {RECIPES[name].command}" if name in RECIPES else f"unknown recipe {name!r}"
+        raise ValueError(f"{what}: expected one of {', '.join(known)}")
     return RECIPES[name]

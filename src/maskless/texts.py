@@ -6,14 +6,13 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Any, overload
-from weakref import WeakKeyDictionary
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from maskless.checkpoint import Model, check_ids
 from maskless.codec.text import TextCodec, parse_gaps, starts_with_space
-from maskless.engine import Engine, serves
+from maskless.engine import engine_of, serves
 from maskless.logits import row_keys
 from maskless.nn import autocast
 from maskless.nn.causal import CausalTransformer
@@ -221,25 +220,13 @@ def _sample(
         order, counts = ORDERS[how.order], COUNTS[how.counts]
         plan = make_plan(known, wanted, keys, steps=steps, order=order, counts=counts)
     if serves(model.network):
-        _engine(model.network).sample(tokens, plan, keys, filter=filter, refresh=how.refresh, on_step=on_step)
+        engine_of(model.network).sample(tokens, plan, keys, filter=filter, refresh=how.refresh, on_step=on_step)
     else:
         with _evaluating(model):
             for step in sample(model.network, tokens, plan, keys, filter=filter):
                 if on_step is not None:
                     on_step(step)
     return Sampled(tokens, plan.came(), plan.decided())
-
-
-_engines: WeakKeyDictionary[nn.Module, tuple[object, Engine]] = WeakKeyDictionary()
-
-
-def _engine(network: nn.Module) -> Engine:
-    """The network's engine, made when it is first needed and again when the weights have changed."""
-    weights = [(p.data_ptr(), p._version) for p in network.parameters()]
-    made = _engines.get(network)
-    if made is None or made[0] != weights:
-        made = _engines[network] = weights, Engine(network)
-    return made[1]
 
 
 @contextmanager

@@ -172,7 +172,7 @@ def test_targets_say_what_is_reached():
         row = report.as_json(H200, results, table)["table"]["rows"][0]
         assert row["reached"] == word
         assert row["released"] == 31_945
-        assert row["released_mdlm"] == 8_761
+        assert row["released_rival"] == 8_761
         assert row["times_released"] == pytest.approx(200_000 * share / 31_945)
 
 

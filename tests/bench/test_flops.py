@@ -13,12 +13,12 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from maskless import order
 from maskless.bench import flops, traffic
-from maskless.bench.case import Sampling
-from maskless.bench.figures import MDLM, PGM_8_8
+from maskless.bench.case import Drawing, Sampling
+from maskless.bench.figures import MASKGIT, MDLM, PGM_8_8, PGM_12_12
 from maskless.engine import Engine
 from maskless.logits import row_keys
 from maskless.problems import Problems, dense
-from maskless.sampling import Plan, Truncation, plan, plan_causal, sample
+from maskless.sampling import Guidance, Plan, Truncation, constant, plan, plan_causal, sample
 
 B, L, K = 3, 8, 4
 CEILING, BANDWIDTH = 790e12, 4.3e12  # of an H200, as the limits that we check against were computed
@@ -89,6 +89,33 @@ def test_the_engine_does_what_is_counted(tiny, kind, refresh):
     engine, tokens = Engine(network), torch.zeros(B, 32, dtype=torch.long)
     done = counted(lambda: engine.sample(tokens, steps, keys, refresh=refresh))
     assert done == pytest.approx(flops.sampling(network.config, steps, refresh), rel=0.002 if kind == "ordered" else 0)
+
+
+def drawn(case: Drawing, rows: int) -> Plan:
+    known = torch.zeros(rows, 1 + case.length, dtype=torch.bool)
+    known[:, 0] = True
+    way, counts = order.after_lead(order.halton(case.grid), 1), order.COUNTS[case.counts]
+    return plan(known, ~known, row_keys(0, torch.arange(rows)), steps=case.steps, order=way, counts=counts)
+
+
+@pytest.mark.parametrize(
+    "guidance", [None, Guidance(weight=2.0, dropped=5), Guidance(weight=1.0, dropped=5, schedule=constant)]
+)
+@pytest.mark.parametrize(("model", "context"), [("pgm", "full"), ("pgm", "ordered"), ("maskgit", "full")])
+def test_the_engine_draws_with_what_is_counted(model, context, guidance):
+    """But for the modulations, once for a run, and with a cache for what the step without a weight decides."""
+    case = Drawing(model=model, context=context, layers=4, width=64, vocab=64, length=36, steps=6, classes=5)
+    steps, keys, network = drawn(case, B), row_keys(0, torch.arange(B)), case.network(torch.device("cpu")).eval()
+    weights = torch.zeros(B, 6) if guidance is None else guidance.weights(steps)
+    engine, tokens = Engine(network), torch.zeros(B, 37, dtype=torch.long)
+    labels = torch.arange(B)
+    done = counted(lambda: engine.sample(tokens, steps, keys, labels=labels, guidance=guidance))
+    conditions = engine.body.norms
+    done -= 2 * (B if guidance is None else B + 1) * conditions.weight.numel()
+    head = 64 - case.config.vocab % 64  # rows that fill the head up
+    done -= 2 * head * 64 * (B * 36 + int((steps.ends.diff(dim=1) * (weights > 0)).sum()))
+    ours = flops.drawing(case.config, steps, weights)
+    assert done == pytest.approx(ours, rel=0.03 if context == "ordered" else 0)
 
 
 def problems(n: int, k: int) -> Problems:
@@ -194,6 +221,18 @@ def test_the_cache_is_bound_by_bytes():
     case, whole = replace(PGM_8_8, context="ordered"), planned(32, 1024, 128)
     assert flops.sampling(case.config, whole) == pytest.approx(10.9e12, rel=0.01)
     assert traffic.sampling(case.config, whole, size=2) / BANDWIDTH == pytest.approx(34.4e-3, rel=0.01)
+
+
+@pytest.mark.parametrize(
+    ("case", "operations", "images"),
+    [(PGM_12_12, 9.40e12, 84), (replace(PGM_12_12, context="ordered"), 1.29e12, 614), (MASKGIT, 46.4e12, 17)],
+)
+def test_the_limits_of_pictures(case, operations, images):
+    """Operations of a picture in 32 steps with guidance, and pictures a second at the ceiling."""
+    steps = drawn(case, 1)
+    counted = flops.drawing(case.config, steps, Guidance(weight=2.0, dropped=1000).weights(steps))
+    assert counted == pytest.approx(operations, rel=0.005)
+    assert CEILING / counted == pytest.approx(images, rel=0.005)
 
 
 def test_traffic_is_weights_in_each_step_and_the_cache(tiny):

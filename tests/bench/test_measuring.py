@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from maskless.bench import machine, run
-from maskless.bench.case import Case, Sampling, Training
+from maskless.bench.case import Case, Drawing, Sampling, Training
 from maskless.bench.machine import Machine, find_device
 from maskless.bench.result import BACKWARD, FORWARD, SAMPLE, STEP, Result
 from maskless.engine import Engine
@@ -25,6 +25,9 @@ SAMPLED = [
     Sampling(**SMALL, steps=4, context="ordered"),
     Sampling(**SMALL, steps=4, model="mdlm"),
     Sampling(**SMALL, steps=16, model="ar"),
+    Drawing(**SMALL, steps=4, classes=3),
+    Drawing(**SMALL, steps=4, classes=3, context="ordered"),
+    Drawing(**SMALL, steps=4, classes=3, model="maskgit", guidance=0.0),
 ]
 
 
@@ -114,6 +117,21 @@ def test_the_engine_is_told_what_the_case_says_and_closed(monkeypatch):
     assert said == [(torch.bfloat16, False), *[2] * 4, "closed"]
 
 
+def test_pictures_are_drawn_with_labels_of_their_own_and_guidance(monkeypatch):
+    seen: list[tuple] = []
+
+    class Watched(Engine):
+        def sample(self, tokens, plan, keys, *, labels, guidance, never, warmup):
+            assert tokens[:, 0].tolist() == [51, 51]
+            super().sample(tokens, plan, keys, labels=labels, guidance=guidance, never=never, warmup=warmup)
+            assert (tokens[:, 1:] < 50).all()
+            seen.append((labels.tolist(), guidance.weight, never, warmup))
+
+    monkeypatch.setattr(run, "Engine", Watched)
+    measured(Drawing(**SMALL, steps=4, classes=3, guidance=1.5), repeat=1)
+    assert seen == [([i % 3, (i + 1) % 3], 1.5, (50, 51), 1) for i in range(4)]
+
+
 def test_steps_of_training_are_real(monkeypatch):
     """Weights move in optimiser steps and nowhere else; every task has noise of its own."""
     weights, tasks = [], []
@@ -197,6 +215,7 @@ def test_sampling_and_training_are_measured_on_a_gpu():
     here = machine.measure(device, "bf16", repeat=3)
     assert here.product > 1e13
     sizes = SMALL | {"width": 128, "precision": "bf16"}
-    cases = [Sampling(**sizes, steps=4), Sampling(**sizes, steps=4, context="ordered"), Training(**sizes)]
+    cases: list[Case] = [Sampling(**sizes, steps=4), Sampling(**sizes, steps=4, context="ordered"), Training(**sizes)]
+    cases += [Drawing(**sizes, steps=4, classes=3, model=model) for model in ("pgm", "maskgit")]
     for found in run.measure(cases, here, repeat=2, on_run=lambda case: None):
         assert 0 < found.memory < 2**33

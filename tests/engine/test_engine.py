@@ -9,7 +9,8 @@ from torch import Tensor
 
 from maskless.engine import Engine, serves
 from maskless.engine import run as run_module
-from maskless.engine.run import SHAPES
+from maskless.engine.engine import SHAPES
+from maskless.engine.run import Kind, Task
 from maskless.logits import row_keys
 from maskless.order import COUNTS, ORDERS
 from maskless.problems import Offsets, split
@@ -73,7 +74,7 @@ def test_the_engine_decides_what_the_plain_loop_decides(tiny, kind, steps, count
 @pytest.mark.parametrize("counts", COUNTS)
 @pytest.mark.parametrize("kind", KINDS)
 def test_ragged_steps_are_rounded_for_graphs_without_changing_a_token(tiny, kind, counts, given, monkeypatch):
-    monkeypatch.setattr(run_module, "_Graphs", EveryStep)
+    monkeypatch.setattr(run_module, "Graphs", EveryStep)
     monkeypatch.setattr(run_module, "GRAIN", 3)
     network, keys = tiny(kind, scale=0.3), row_keys(5, torch.arange(B))
     tokens, known = state(kind, given)
@@ -84,22 +85,9 @@ def test_ragged_steps_are_rounded_for_graphs_without_changing_a_token(tiny, kind
         again = mine.clone()
         engine.sample(again, way, keys)
         assert torch.equal(again, tokens)
-    kinds = next(iter(engine.runs.values()))[0].graphs.kinds
+    kinds = next(iter(engine.runs.values())).graphs.kinds
     ragged = counts == "mdlm" or given == "ragged"
     assert any(kind[0] == "rounded" for kind in kinds) == (ragged and kind in ("ordered", "masked"))
-
-
-@pytest.mark.parametrize("given", ["nothing", "ragged"])
-@pytest.mark.parametrize("lanes", [2, 3, 9])
-@pytest.mark.parametrize("kind", KINDS)
-def test_lanes_do_not_change_a_token(tiny, kind, lanes, given):
-    network, keys = tiny(kind, scale=0.3), row_keys(5, torch.arange(B))
-    tokens, known = state(kind, given)
-    way, mine, seen = planned(kind, known, keys, 5, counts="mdlm"), tokens.clone(), []
-    expected = list(sample(network, tokens, way, keys, filter=Truncation()))
-    Engine(network, lanes=lanes).sample(mine, way, keys, on_step=seen.append)
-    assert torch.equal(mine, tokens)
-    assert pairs(seen) == pairs(expected)
 
 
 @pytest.mark.parametrize("swap", ["residual", "released"])
@@ -117,8 +105,11 @@ def test_filters_are_those_of_the_plain_loop(tiny, filter, swap):
 
 def engine_logits(engine: Engine, tokens: Tensor, way: Plan, keys: Tensor, cached: bool) -> list[Tensor]:
     """The logits of each step, either from the cache or with all that is known encoded anew."""
-    (run,) = engine._runs(tokens.shape, Truncation(), keeps=cached or engine.body.keeps)
-    run.begin(tokens, way, way.ends[:, 0], keys, Truncation())
+    rows, length = tokens.shape
+    kind = Kind(rows=rows, length=length, keeps=cached or engine.body.keeps, filter=Truncation())
+    run = engine._run(kind)
+    task = Task(tokens=tokens, plan=way, keys=keys, labels=torch.zeros(rows, dtype=torch.long))
+    run.begin(task, way.ends[:, 0], Truncation())
     lead = engine.body.lead
     found, encoded = [], torch.zeros(len(tokens), dtype=torch.long)
     draw = run._draw
@@ -202,6 +193,21 @@ def test_an_engine_keeps_a_few_sizes_and_not_the_network(tiny):
     assert not engine.runs
 
 
+@pytest.mark.parametrize("kind", ["position", "ordered", "masked"])
+def test_answers_are_those_of_the_network(tiny, kind):
+    """Also where rows have other lengths, and one knows nothing."""
+    network = tiny(kind, scale=0.3)
+    tokens, known = state(kind, "ragged")
+    known[0] = False
+    way = planned(kind, known, row_keys(0, torch.arange(B)), 2)
+    problems, _ = split(tokens, way.order, way.ends[:, 0], way.ends[:, 2])
+    with torch.no_grad():
+        expected = network(problems)
+    torch.testing.assert_close(Engine(network).answer(problems), expected, atol=2e-5, rtol=0)
+    with pytest.raises(ValueError, match="a causal model goes from left to right"):
+        Engine(tiny("causal")).answer(problems)
+
+
 @pytest.mark.gpu
 @pytest.mark.parametrize("counts", COUNTS)
 @pytest.mark.parametrize("kind", KINDS)
@@ -229,7 +235,7 @@ def test_engine_logits_err_no_more_than_a_plain_model_in_half_precision(tiny, ki
     way = planned(kind, known, keys, 4)
     engine = Engine(network.cuda(), graphs=False)
     mine = engine_logits(engine, tokens, way, keys, cached=kind in ("ordered", "causal"))
-    tokens.scatter_(1, way.order, next(iter(engine.runs.values()))[0].decided())
+    tokens.scatter_(1, way.order, next(iter(engine.runs.values())).decided())
     half = tiny(kind, scale=0.02, **sizes).cuda().bfloat16()
     half.rope = network.rope  # positions stay exact, as in the engine
     worst = 0.0
@@ -259,5 +265,5 @@ def test_draws_on_a_gpu_follow_the_probabilities(p_value):
 
 
 def test_regular_spans_are_those_of_offsets(tiny):
-    (run,) = Engine(tiny("ordered"))._runs(torch.Size((3, 5)), Truncation(), keeps=True)
-    assert torch.equal(run._regular(2).bounds, Offsets.regular(3, 2).bounds)
+    run = Engine(tiny("ordered"))._run(Kind(rows=3, length=5, keeps=True, filter=Truncation()))
+    assert torch.equal(run._regular(3, 2).bounds, Offsets.regular(3, 2).bounds)

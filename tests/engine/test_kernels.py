@@ -3,6 +3,8 @@
 import os
 import subprocess
 import sys
+from collections.abc import Callable
+from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -10,7 +12,7 @@ import pytest
 import torch
 
 from maskless.engine import kernels
-from maskless.engine.kernels import Past
+from maskless.engine.kernels import Modulation, Past, Scaled
 from maskless.nn.attention import rotary_table
 from maskless.problems import Offsets
 
@@ -46,8 +48,57 @@ def compare(device: torch.device) -> None:
     def near(mine: torch.Tensor, plain: torch.Tensor) -> None:
         torch.testing.assert_close(mine.cpu(), plain, atol=2e-5, rtol=0)
 
+    def near_scaled(write: Callable[[torch.Tensor, torch.Tensor], object], plain: Scaled) -> None:
+        """Rounding may put a number on either side of a border of float8, but seldom."""
+        kept = plain.values.dtype if device.type == "cuda" else torch.float32  # the interpreter loses carries in float8
+        values = torch.empty_like(plain.values, dtype=kept, device=device)
+        scales = torch.empty_like(plain.scales, device=device)
+        write(values, scales)
+        near(scales, plain.scales)
+        mine, expected = values.cpu().to(plain.values.dtype).float(), plain.values.float()
+        assert (mine == expected).float().mean() > 0.98
+        torch.testing.assert_close(mine, expected, atol=2**-9, rtol=1 / 8)
+
     x, offset = torch.randn(5, 48), torch.randn(48)
-    near(cuda.normalise(x.to(device), offset.to(device)), kernels.normalise(x, offset))
+    mine = cuda.normalise(x.to(device), None, offset.to(device), torch.empty_like(x, device=device), None)
+    near(mine, kernels.normalise(x, offset))
+    for more in (None, torch.randn(5, 48)):
+        mine, plain = x.to(device, copy=True), x.clone()
+        given = mine, None if more is None else more.to(device), offset.to(device)
+        near_scaled(partial(cuda.normalise, *given), kernels.normalise_scaled(plain, more, offset))
+        near(mine, plain)
+    few = cuda.FEW
+    for cuda.FEW, lengths in ((100, [3, 3, 3]), (100, [2, 0, 7]), (1, [2, 0, 7])):  # few tokens, and many
+        span, which = Offsets.from_lengths(torch.tensor(lengths)), torch.tensor([1, 0, 1], dtype=torch.int32)
+        x, y, table = torch.randn(span.total, 20), torch.randn(span.total, 20), torch.randn(3, 2, 20)
+        there = span.map(lambda z: z.to(device))
+        plain_rows, rows = table.unbind(0), table.to(device).unbind(0)
+        neutral = [z.expand(2, 20) for z in (torch.zeros(1, 20), torch.ones(1, 20))]
+        for centred in (True, False):
+            mine, plain = x.to(device, copy=True), x.clone()
+            out = torch.empty_like(mine)
+            for more, (shift, scale) in (((y, plain_rows[0]), plain_rows[1:]), (None, neutral)):
+                how = Modulation(shift, scale, which, span, centred)
+                gated = None if more is None else (y.to(device), rows[0])
+                there_how = Modulation(*(z.to(device) for z in how[:3]), there, centred)
+                near(cuda.modulate(mine, gated, there_how, out, None), kernels.modulate(plain, more, how))
+                near(mine, plain)
+                given = mine, gated, there_how
+                near_scaled(partial(cuda.modulate, *given), kernels.modulate_scaled(plain, more, how))
+                near(mine, plain)
+    cuda.FEW = few
+    wide = torch.randn(7, 3, 20)
+    mine, plain = wide.to(device, copy=True), wide.clone()
+    cuda.rms_(mine[:, :2])
+    kernels.rms_(plain[:, :2])
+    near(mine, plain)
+    wide = torch.randn(7, 2 * 1100)
+    near(cuda.swiglu(wide.to(device)), kernels.swiglu(wide))
+    near_scaled(partial(cuda.activate, wide.to(device), None), kernels.swiglu_scaled(wide))
+    wide[3], bias = 0, torch.randn(2 * 1100)
+    near_scaled(partial(cuda.activate, wide.to(device), bias.to(device)), kernels.gelu_scaled(wide, bias))
+    bias.zero_()  # and a row of nothing
+    near_scaled(partial(cuda.activate, wide.to(device), bias.to(device)), kernels.gelu_scaled(wide, bias))
     rope, positions = rotary_table(40, WIDTH), torch.randint(40, (5,))
     there, at = rope.to(device), positions.to(device)
     qkv = torch.randn(5, 3, HEADS, WIDTH)
@@ -78,14 +129,16 @@ def compare(device: torch.device) -> None:
     bias[7] = bias[4990:] = -torch.inf
     logits[0], logits[1] = -torch.inf, 0
     logits[0, 4321] = 0
-    for temperature in (1.0, 0.7):
-        for u in (
-            *torch.rand(10, 6, dtype=torch.float64),
-            torch.zeros(6).double(),
-            torch.full((6,), 1 - 2.0**-53).double(),
-        ):
-            mine = cuda.draw(logits.to(device), bias.to(device), temperature, u.to(device))
-            assert torch.equal(mine.cpu(), kernels.draw(logits, bias, temperature, u))
+    edges = torch.zeros(6).double(), torch.full((6,), 1 - 2.0**-53).double()
+    guided = torch.cat([logits.clamp_min(-50), torch.randn(6, 5000) * 3])
+    sharp, weight = torch.tensor([1, 0.5, 1, 0.5, 1, 0.5]), torch.tensor([0, 0, 1.5, 2, 3, 0.1])
+    # At the upper edge, guided logits are so far apart that rounding decides among what has no probability to speak of.
+    for given, more, last in ((logits, (None, None), 2), (logits, (sharp, None), 2), (guided, (sharp, weight), 1)):
+        here = [None if z is None else z.to(device) for z in more]
+        for temperature in (1.0, 0.7):
+            for u in (*torch.rand(10, 6, dtype=torch.float64), *edges[:last]):
+                mine = cuda.draw(given.to(device), bias.to(device), temperature, u.to(device), *here)
+                assert torch.equal(mine.cpu(), kernels.draw(given, bias, temperature, u, *more))
 
 
 if __name__ == "__main__":

@@ -171,6 +171,19 @@ def test_images_are_bytes_with_channels_last(images, tmp_path):
         network(images)
 
 
+def test_convolutions_are_exact_and_cudnns():
+    seen = []
+
+    def body(images: Tensor) -> tuple[Tensor, None]:
+        seen.append((torch.backends.cudnn.enabled, torch.backends.cudnn.allow_tf32))
+        return images.float().mean((2, 3)), None
+
+    before = torch.backends.cudnn.enabled, torch.backends.cudnn.allow_tf32
+    Features(body, "toy", "", False, 3, 0, torch.device("cpu"))(pictures())
+    assert seen == [(True, False)]
+    assert (torch.backends.cudnn.enabled, torch.backends.cudnn.allow_tf32) == before
+
+
 def test_features_must_be_numbers(tmp_path):
     with pytest.raises(ValueError, match=r"loud.pt gave features that are not finite numbers"):
         features(scripted(Loud(), tmp_path / "loud.pt"), input="pixels")

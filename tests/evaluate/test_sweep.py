@@ -11,7 +11,7 @@ from PIL import Image
 from test_images import TOY, pictures
 
 from maskless.evaluate.images import Seen, fid, look
-from maskless.evaluate.sweep import Point, plot, sweep, table
+from maskless.evaluate.sweep import Point, Watch, plot, sweep, table
 
 
 @pytest.fixture(scope="module")
@@ -34,6 +34,14 @@ def sample(calls):
     return sample
 
 
+def written(path) -> dict:
+    """What a file holds, less its times."""
+    found = json.loads(path.read_text())
+    for point in found["points"]:
+        assert point.pop("images_per_second") > 0
+    return found
+
+
 def test_each_guidance_is_a_point_with_its_own_figures(sample, calls, real, tmp_path):
     points = list(sweep(sample, [0, 1, 2, 1], TOY, real, tmp_path / "sweep.json"))
     assert [point.guidance for point in points] == calls == [0, 1, 2]
@@ -50,7 +58,7 @@ def test_a_stopped_sweep_goes_on_and_computes_nothing_twice(sample, calls, real,
         break
     assert list(sweep(sample, [0.5, 0, 1], TOY, real, path)) == [whole[1], whole[0], whole[2]]
     assert calls == [0, 0.5, 1]
-    assert path.read_text() == (tmp_path / "whole.json").read_text()
+    assert written(path) == written(tmp_path / "whole.json")
     calls.clear()
     assert list(sweep(sample, [2, 0], TOY, real, path))[1] == whole[0]
     assert calls == [2]
@@ -89,6 +97,26 @@ def test_without_logits_the_score_is_refused_unless_it_is_not_asked_for(sample, 
     assert same == point
 
 
+def test_the_speed_is_that_of_drawing_and_of_warm_batches(monkeypatch):
+    now = [0.0]
+    monkeypatch.setattr("maskless.evaluate.sweep.time.perf_counter", lambda: now[0])
+
+    def batches(*seconds):
+        for each in seconds:
+            now[0] += each
+            yield pictures(8)
+
+    def speed(*seconds) -> float:
+        watch = Watch(batches(*seconds))
+        for _ in watch:
+            now[0] += 100  # what is done with a batch
+        return watch.speed()
+
+    assert speed(50, 2, 2) == pytest.approx(4.0)
+    assert speed(2) == pytest.approx(4.0)
+    assert speed() == 0
+
+
 def test_guidance_is_a_number(sample, real, tmp_path):
     with pytest.raises(ValueError, match="guidance nan is out of range"):
         list(sweep(sample, [1, float("nan")], TOY, real, tmp_path / "sweep.json"))
@@ -102,7 +130,7 @@ def points(sample, real, tmp_path) -> list[Point]:
 
 def test_the_table_is_in_order_and_marks_the_best(points):
     lines = table(points).splitlines()
-    assert lines[0] == "| guidance | FID | Inception Score | precision | recall |"
+    assert lines[0] == "| guidance | FID | Inception Score | precision | recall | images/s |"
     assert [line.split("|")[1].strip() for line in lines[2:5]] == ["0", "1", "2"]
     best = min(points, key=lambda point: point.quality.fid)
     assert f"| **{best.quality.fid:.2f}** |" in lines[2 + int(best.guidance)]

@@ -1,6 +1,7 @@
 """The three bodies of attention give the numbers of a plain loop; an empty segment gives zeros."""
 
 import math
+import os
 from dataclasses import replace
 
 import pytest
@@ -101,13 +102,20 @@ def test_no_gradient_crosses_from_one_segment_to_another():
         assert (grad[3:5] != 0).any()
 
 
+LONG = [  # several tiles of the kernels, boundaries within and between them
+    pytest.param([70, 0, 9], [130, 3, 0], id="long"),
+    pytest.param([37, 27, 0, 64, 200, 14], [27, 37, 64, 0, 14, 200], id="partitions"),
+]
+
+
 @pytest.mark.gpu
+@pytest.mark.parametrize("width", [64, 8])  # our kernels, and torch's
 @pytest.mark.parametrize("causal", [False, True])
-@pytest.mark.parametrize(("q_lengths", "k_lengths"), [*RAGGED, pytest.param([70, 0, 9], [130, 3, 0], id="long")])
-def test_packed_attention_on_a_gpu_equals_padded_in_float32(q_lengths, k_lengths, causal):
+@pytest.mark.parametrize(("q_lengths", "k_lengths"), [*RAGGED, *LONG])
+def test_packed_attention_on_a_gpu_equals_padded_in_float32(q_lengths, k_lengths, causal, width):
     if causal:
         k_lengths = q_lengths
-    shape = {"heads": 2, "width": 64}
+    shape = {"heads": 2, "width": width}
     half = [x.bfloat16() for x in three(q_lengths, k_lengths, **shape)]
     weight = packed(q_lengths, 3, **shape).bfloat16()
 
@@ -121,6 +129,22 @@ def test_packed_attention_on_a_gpu_equals_padded_in_float32(q_lengths, k_lengths
 
     for ours, plain in zip(run("cuda", torch.bfloat16), run("cpu", torch.float32), strict=True):
         torch.testing.assert_close(ours.cpu().float(), plain, atol=3e-2, rtol=3e-2)
+
+
+@pytest.mark.skipif("TRITON_INTERPRET" not in os.environ, reason="set TRITON_INTERPRET=1 where Triton is installed")
+@pytest.mark.parametrize("causal", [False, True])
+@pytest.mark.parametrize(("q_lengths", "k_lengths"), [*RAGGED[:4], *LONG])
+def test_the_kernels_interpreted_give_what_plain_torch_gives(q_lengths, k_lengths, causal):
+    kernels = pytest.importorskip("maskless.nn.cuda")
+    if causal:
+        k_lengths = q_lengths
+    inputs = [x.requires_grad_() for x in three(q_lengths, k_lengths, width=16)]
+    ends, weight = [replace(offsets(n), equal=False) for n in (q_lengths, k_lengths)], packed(q_lengths, 3, width=16)
+    plain = attention(*inputs, *ends, causal=causal)
+    ours, _ = kernels.attend_segments(*inputs, *(end.bounds for end in ends), causal)
+    torch.testing.assert_close(ours, plain, atol=1e-5, rtol=0)
+    for one, other in zip(*(torch.autograd.grad((x * weight).sum(), inputs) for x in (ours, plain)), strict=True):
+        torch.testing.assert_close(one, other, atol=1e-5, rtol=0)
 
 
 def test_rotation_depends_only_on_the_distance():

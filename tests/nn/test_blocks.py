@@ -1,12 +1,14 @@
-"""First weights, and modulations folded into the linears that follow them."""
+"""First weights, modulations folded into the linears that follow them, and dropout."""
 
 from __future__ import annotations
+
+import math
 
 import pytest
 import torch
 from torch import nn
 
-from maskless.nn.blocks import Modulation, Norm, SelfBlock, fold_in, fold_out, normalise, open_gates
+from maskless.nn.blocks import Modulation, Norm, SelfBlock, dropout, fold_in, fold_out, kept, normalise, open_gates
 from maskless.nn.partition import PartitionConfig, PartitionTransformer
 from maskless.problems import dense
 
@@ -68,3 +70,26 @@ def test_a_residual_swap_tells_positions_apart_even_without_a_context(swap):
     none = torch.empty(1, 0, dtype=torch.long)
     logits = network(dense(none, none, torch.tensor([[2, 9]])))
     assert torch.equal(logits[0], logits[1]) == (swap == "released")
+
+
+@pytest.mark.parametrize("rate", [0.1, 0.5])
+def test_hashed_dropout_drops_its_share_without_a_pattern(rate):
+    """Share, neighbours along both axes, and other seeds, each within five standard errors of independent draws."""
+    shape = torch.Size([512, 768])
+    dropped = [~kept(shape, rate, torch.tensor([seed], dtype=torch.int32)) for seed in (0, 1, 2**31 - 1)]
+    for one, other in zip(dropped, dropped[1:] + dropped[:1], strict=True):
+        pairs = one[1:] & one[:-1], one[:, 1:] & one[:, :-1], one & other
+        for found, p in ((one, rate), *((pair, rate**2) for pair in pairs)):
+            assert abs(float(found.double().mean()) - p) < 5 * math.sqrt(p / shape.numel())
+
+
+@pytest.mark.gpu
+def test_dropout_on_a_gpu_is_the_same_compiled_and_not_and_keeps_the_mean():
+    x = torch.ones(512, 768, device="cuda", requires_grad=True)
+    seed = torch.tensor([77], dtype=torch.int32, device="cuda")
+    assert torch.equal(torch.compile(kept)(x.shape, 0.1, seed), kept(x.shape, 0.1, seed))
+    assert torch.equal(kept(x.shape, 0.1, seed).cpu(), kept(x.shape, 0.1, seed.cpu()))
+    out = torch.compile(dropout)(x, 0.1, True)
+    assert abs(float(out.mean()) - 1) < 0.01
+    (slope,) = torch.autograd.grad(out.sum(), x)
+    assert torch.equal(slope, out)  # the backward pass drops the same elements

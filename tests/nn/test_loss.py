@@ -153,6 +153,19 @@ def test_the_logits_are_never_all_there():
     assert lean.elements == chunk * 640
 
 
+def test_the_costs_of_each_answer_are_those_of_the_logits_and_the_logits_are_never_all_there(monkeypatch):
+    monkeypatch.setattr(module, "CHUNK_BYTES", 1)
+    torch.manual_seed(0)
+    head = Head(8, 640, 4, never=3)
+    torch.nn.init.normal_(head.linear.weight)
+    x, condition, answers = torch.randn(512, 8), torch.randn(1, 4), torch.randint(4, 640, (512,))
+    with Largest() as lean:
+        each = module.costs_each(head, x, condition, answers=answers)
+    assert lean.elements == 128 * 640
+    plain = F.cross_entropy(head(x, condition), answers, reduction="none")
+    torch.testing.assert_close(each, plain, atol=1e-5, rtol=1e-5)
+
+
 @pytest.mark.parametrize("vocab", [11, 8_192, 50_257, 10**9])
 @pytest.mark.parametrize("targets", [0, 1, 128, 5_000, 32_768])
 def test_chunks_are_whole_tiles_of_a_bounded_size_and_about_equal(targets, vocab):

@@ -20,13 +20,14 @@ from maskless.data.tokens import global_batch
 from maskless.ema import EMA
 from maskless.nn.partition import PartitionConfig, PartitionTransformer
 from maskless.objective import OBJECTIVES, Task, loss, noise
+from maskless.train import captured, loop
+from maskless.train.ahead import ahead
 from maskless.train.loop import (
     MODELS,
     TEXT_MODELS,
     Clock,
     Progress,
     TrainConfig,
-    _ahead,
     _tasks,
     compile_layers,
     is_due,
@@ -163,7 +164,7 @@ def test_padding_neither_weighs_nor_counts(data):
 
 
 def test_reading_ahead_changes_nothing():
-    assert list(_ahead(iter(range(50)))) == list(range(50))
+    assert list(ahead(iter(range(50)))) == list(range(50))
 
 
 def test_an_error_comes_where_its_item_would_have_come():
@@ -171,15 +172,15 @@ def test_an_error_comes_where_its_item_would_have_come():
         yield from range(5)
         raise ValueError("the sixth")
 
-    ahead = _ahead(items())
-    assert [next(ahead) for _ in range(5)] == list(range(5))
+    found = ahead(items())
+    assert [next(found) for _ in range(5)] == list(range(5))
     with pytest.raises(ValueError, match="the sixth"):
-        next(ahead)
+        next(found)
 
 
 def test_the_thread_ends_when_nobody_wants_more():
     before, made = set(threading.enumerate()), []
-    items = _ahead((made.append(i) or i for i in itertools.count()), depth=2)
+    items = ahead((made.append(i) or i for i in itertools.count()), depth=2)
     assert [next(items) for _ in range(3)] == [0, 1, 2]
     [thread] = set(threading.enumerate()) - before
     items.close()
@@ -317,6 +318,30 @@ def test_a_step_never_waits_for_the_gpu(data, configure, model):
                 torch.cuda.set_sync_debug_mode("error")
     finally:
         torch.cuda.set_sync_debug_mode("default")
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize(("model", "captures"), [("pgm", 1), ("ar", 1), ("mdlm", 0)])  # MDLM's targets vary in number
+def test_captured_steps_train_as_computed_ones(data, configure, monkeypatch, model, captures):
+    config = configure(model, steps=9, compile=True, dropout=0.1)  # compiled or not is the caller's choice: here not
+    make_config, make = NETWORKS[MODELS[model][0]]
+    taken, capture = [], captured.Captured._capture
+    monkeypatch.setattr(captured.Captured, "_capture", lambda *given: taken.append(1) or capture(*given))
+
+    def run():
+        torch.manual_seed(0)
+        network = make(make_config(**config.network)).cuda()
+        losses = [step.loss.item() for step in steps_with(network, data, config)]
+        return losses, [p.detach().cpu() for p in network.parameters()]
+
+    losses, weights = run()
+    assert len(taken) == captures
+    monkeypatch.setattr(loop, "OF_ONE_SHAPE", set())
+    plain_losses, plain_weights = run()
+    assert len(taken) == captures
+    assert losses == pytest.approx(plain_losses, rel=1e-4)
+    for one, other in zip(weights, plain_weights, strict=True):
+        torch.testing.assert_close(one, other, atol=1e-4, rtol=1e-3)
 
 
 def test_minutes_end_a_run_and_set_its_rate(data, configure):

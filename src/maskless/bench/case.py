@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import math
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import nn
@@ -12,14 +14,15 @@ from maskless.checkpoint import NETWORKS
 from maskless.nn.blocks import open_gates
 from maskless.nn.causal import CausalConfig
 from maskless.nn.masked import MaskedConfig
+from maskless.nn.maskgit import MaskGITConfig
 from maskless.nn.partition import CONTEXTS, PartitionConfig
 from maskless.order import COUNTS
-from maskless.train.loop import MODELS, TEXT_MODELS
+from maskless.train.loop import IMAGE_MODELS, MODELS, TEXT_MODELS
 
-PRECISIONS = {"bf16": torch.bfloat16, "fp32": torch.float32}
+PRECISIONS = {"bf16": torch.bfloat16, "fp32": torch.float32, "fp8": torch.float8_e4m3fn}  # fp8: large products only
 SAMPLED = ("pgm", "mdlm", "ar")  # complementary masks change how MDLM is trained, not how it samples
 OF_PGM = ("context", "encoder", "refresh")
-Config = PartitionConfig | MaskedConfig | CausalConfig
+Config = PartitionConfig | MaskedConfig | CausalConfig | MaskGITConfig
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -36,8 +39,11 @@ class Case:
     batch: int = 32
     precision: str = "bf16"
 
+    known: ClassVar[Sequence[str]] = TEXT_MODELS
+    rival: ClassVar[str] = "mdlm"  # the masked model that PGM is compared with
+
     def __post_init__(self) -> None:
-        one_of("model", self.model, TEXT_MODELS)
+        one_of("model", self.model, self.known)
         one_of("context", self.context, CONTEXTS)
         one_of("precision", self.precision, PRECISIONS)
         for name in ("layers", "width", "vocab", "length", "batch"):
@@ -58,14 +64,17 @@ class Case:
     @property
     def config(self) -> Config:
         """The network's configuration, with heads as training gives them."""
-        heads = max(1, self.width // (64 if self.width >= 256 else 32))
-        sizes: dict[str, Any] = {"vocab": self.vocab, "length": self.length, "width": self.width, "heads": heads}
+        sizes: dict[str, Any] = {"vocab": self.vocab, "length": self.length, "width": self.width, "heads": self.heads}
         if self.encoder is not None:
             decoder = self.layers - self.encoder
             return PartitionConfig(**sizes, encoder=self.encoder, decoder=decoder, context=self.context)
         if self.kind == "masked":
             return MaskedConfig(**sizes | {"vocab": self.vocab + 1}, mask=self.vocab, layers=self.layers)
         return CausalConfig(**sizes, layers=self.layers)
+
+    @property
+    def heads(self) -> int:
+        return max(1, self.width // (64 if self.width >= 256 else 32))
 
     @property
     def name(self) -> str:
@@ -87,6 +96,8 @@ class Case:
 class Sampling(Case):
     """Decide all of a batch of sequences, nothing known, in some steps."""
 
+    known: ClassVar[Sequence[str]] = SAMPLED
+
     steps: int = 128
     counts: str = "uniform"
     refresh: int = (
@@ -94,7 +105,6 @@ class Sampling(Case):
     )
 
     def __post_init__(self) -> None:
-        one_of("model", self.model, SAMPLED)
         super().__post_init__()
         one_of("counts", self.counts, COUNTS)
         at_least_1("refresh", self.refresh)
@@ -113,8 +123,55 @@ class Sampling(Case):
 
 
 @dataclass(frozen=True, kw_only=True)
+class Drawing(Sampling):
+    """Draw a batch of pictures by label, in the Halton order. The defaults are the paper's PGM 12/12 on ImageNet.
+
+    A sequence is a BOS and `length` tokens of a square grid, of a codec with `vocab` codes; the codec is left out.
+    """
+
+    known: ClassVar[Sequence[str]] = IMAGE_MODELS
+    rival: ClassVar[str] = "maskgit"
+
+    layers: int = 24
+    width: int = 1024
+    vocab: int = 16_384
+    steps: int = 32
+    counts: str = "arccos"
+    classes: int = 1000
+    guidance: float = 2.0  # weight at the end of a ramp; 0: none
+
+    @property
+    def grid(self) -> tuple[int, int]:
+        side = math.isqrt(self.length)
+        if side * side != self.length:
+            raise ValueError(f"length {self.length} is no square: expected a grid of as many rows as columns")
+        return side, side
+
+    @property
+    def config(self) -> Config:
+        """As the released networks have it: ids for a mask and a BOS after the codes, and a register."""
+        sizes: dict[str, Any] = {"length": 1 + self.length, "width": self.width, "heads": self.heads}
+        sizes |= {"classes": self.classes, "grid": self.grid}
+        if self.encoder is None:
+            return MaskGITConfig(**sizes, vocab=self.vocab + 1, mask=self.vocab, layers=self.layers)
+        sizes |= {"vocab": self.vocab + 2, "never": self.vocab, "condition": self.width, "registers": True}
+        decoder = self.layers - self.encoder
+        return PartitionConfig(**sizes, encoder=self.encoder, decoder=decoder, context=self.context)
+
+    @property
+    def name(self) -> str:
+        """PGM 12/12 x1024, MaskGIT 24 x1024"""
+        return Case.name.__get__(self).replace("MASKGIT", "MaskGIT")
+
+
+@dataclass(frozen=True, kw_only=True)
 class Training(Case):
     """Train on a batch of full sequences."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.precision == "fp8":
+            raise ValueError("precision 'fp8' is one of sampling: expected bf16 or fp32")
 
 
 def sweep(

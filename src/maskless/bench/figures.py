@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from maskless.bench.case import Case, Sampling, Training
+from maskless.bench.case import Case, Drawing, Sampling, Training
 from maskless.bench.result import BACKWARD, FORWARD, SAMPLE, Result
 
 PAPER, RELEASED = "paper", "released"
@@ -23,6 +23,7 @@ class Measure:
         value = {
             "tokens/s": result.tokens_per_second,
             "sequences/s": result.sequences_per_second,
+            "images/s": result.sequences_per_second,
             "seconds": result.seconds,
             "seconds to start": result.start_up,
             "GiB": result.memory / 2**30,
@@ -34,12 +35,16 @@ class Measure:
         return ours / theirs if self.higher_is_better else theirs / ours
 
 
-TOKENS, SEQUENCES = Measure("tokens/s", True), Measure("sequences/s", True)
+TOKENS, SEQUENCES, IMAGES = (Measure(unit, True) for unit in ("tokens/s", "sequences/s", "images/s"))
 SECONDS, START_UP, MEMORY = (Measure(unit, False) for unit in ("seconds", "seconds to start", "GiB"))
+SPEEDS = (TOKENS, SECONDS, SEQUENCES, IMAGES)
 
 PGM_8_8 = Sampling(layers=16)
 PGM_6_6_1024 = Sampling(layers=12, width=1024)
 MDLM = Sampling(model="mdlm", layers=12, counts="mdlm")
+PGM_12_12 = Drawing()
+MASKGIT = Drawing(model="maskgit")
+MASKGIT_FP32 = replace(MASKGIT, precision="fp32")  # as the paper sets it against PGM in bf16
 TRAIN_PGM_8_8 = Training(layers=16)
 TRAIN_PGM_6_6 = Training(layers=12)
 TRAIN_PGM_6_6_1024 = Training(layers=12, width=1024)
@@ -62,9 +67,9 @@ class Figure:
     @property
     def tokens_per_second(self) -> float:
         tokens = self.case.batch * self.case.length
-        return {TOKENS: self.value, SECONDS: tokens / self.value, SEQUENCES: self.value * self.case.length}[
-            self.measure
-        ]
+        if self.measure == SECONDS:
+            return tokens / self.value
+        return self.value if self.measure == TOKENS else self.value * self.case.length
 
 
 def figure(by: str, case: Case, part: str, *measures: Measure) -> Figure | None:
@@ -75,7 +80,7 @@ def figure(by: str, case: Case, part: str, *measures: Measure) -> Figure | None:
 
 def speed(by: str, case: Case, part: str) -> Figure | None:
     """How fast somebody was in this case."""
-    return figure(by, case, part, TOKENS, SECONDS, SEQUENCES)
+    return figure(by, case, part, *SPEEDS)
 
 
 def _same_work(case: Case) -> Case:
@@ -105,7 +110,16 @@ def _paper() -> list[Figure]:
         TRAIN_PGM_8_8: (188.07, 68.04),
         TRAIN_PGM_6_6_1024: (176.47, 62.85),
     }
+    pictures: list[tuple[Drawing, Measure, float]] = [  # Tab. 9, whose latencies are in seconds, not milliseconds
+        (PGM_12_12, IMAGES, 7.93),
+        (replace(PGM_12_12, batch=1), SECONDS, 1.03),
+        (MASKGIT, IMAGES, 1.05),
+        (replace(MASKGIT, batch=1), SECONDS, 1.21),
+    ]
     figures = []
+    for drawing, measure, value in pictures:
+        source = "PGM, Tab. 9, pixels included"
+        figures.append(Figure(by=PAPER, case=drawing, part=SAMPLE, measure=measure, value=value, source=source))
     for table, rows, at in (("6", sampling, (32, 64, 128, 256, 512, 1024)), ("10", long, (64, 256, 1024, 4096))):
         for case, values in rows.items():
             cases = [replace(case, steps=steps) for steps in at]
@@ -129,6 +143,14 @@ def _released() -> list[Figure]:
         (replace(PGM_8_8, steps=128), TOKENS, 9_735.0),
         (replace(MDLM, batch=1), SECONDS, 3.05),
         (replace(PGM_8_8, batch=1), SECONDS, 3.09),
+        (PGM_12_12, IMAGES, 16.3),
+        (replace(PGM_12_12, steps=64), IMAGES, 7.7),
+        (replace(PGM_12_12, guidance=0.0), IMAGES, 19.7),
+        (replace(PGM_12_12, batch=1), SECONDS, 1.49),
+        (MASKGIT, IMAGES, 4.06),
+        (replace(MASKGIT, guidance=0.0), IMAGES, 7.51),
+        (replace(MASKGIT, batch=1), SECONDS, 1.20),
+        (MASKGIT_FP32, IMAGES, 0.84),
         (TRAIN_MDLM, SEQUENCES, 168.0),
         (TRAIN_MDLM, MEMORY, 35.0),
         (TRAIN_PGM_6_6, SEQUENCES, 204.0),
@@ -141,7 +163,8 @@ def _released() -> list[Figure]:
     figures = []
     for case, measure, value in rows:
         part = SAMPLE if isinstance(case, Sampling) else BACKWARD
-        figures.append(Figure(by=RELEASED, case=case, part=part, measure=measure, value=value, source=TESTED))
+        source = f"{TESTED}, without the pixels" if isinstance(case, Drawing) else TESTED
+        figures.append(Figure(by=RELEASED, case=case, part=part, measure=measure, value=value, source=source))
     return figures
 
 

@@ -17,6 +17,7 @@ from torch import Tensor
 from maskless.bench.case import Config
 from maskless.nn.causal import CausalConfig
 from maskless.nn.masked import MaskedConfig
+from maskless.nn.maskgit import MaskGITConfig
 from maskless.nn.partition import PartitionConfig
 from maskless.problems import Problems
 from maskless.sampling import Plan
@@ -70,13 +71,36 @@ def sampling_work(config: PartitionConfig, plan: Plan, refresh: int) -> Work:
     return every_token(plan) if refresh == 1 else refreshed(plan, refresh)
 
 
+def drawing_work(config: PartitionConfig, plan: Plan, weights: Tensor) -> list[Work]:
+    """Of pictures, a register with each: the rows with their labels, and without; weights (B, K) of the guidance.
+
+    Without its label a row needs no targets where they have no weight. Its tokens are encoded all the same if they are
+    cached, for the steps that follow, and not at all if no step has a weight.
+    """
+    work = sampling_work(config, Plan(plan.order, plan.ends + int(config.registers)), 1)
+    here, ever = (weights > 0).long(), (weights > 0).any(1, keepdim=True).long()
+    encoded = ever if config.context == "ordered" else here
+    without = Work(work.known * here, work.targets * here, work.fresh * encoded, work.pairs * encoded)
+    return [work, without]
+
+
 def sampling(config: Config, plan: Plan, refresh: int = 1) -> int:
-    """Of a whole run of sampling."""
+    """Of a whole run of sampling text."""
     if isinstance(config, PartitionConfig):
         return partition(config, sampling_work(config, plan, refresh))
     if isinstance(config, MaskedConfig):
         return masked(config, _busy(plan)[1])
+    assert isinstance(config, CausalConfig)
     return causal(config, len(plan.order))
+
+
+def drawing(config: Config, plan: Plan, weights: Tensor) -> int:
+    """Of a whole run of drawing pictures, without the codec; weights (B, K) of the guidance."""
+    if isinstance(config, PartitionConfig):
+        return sum(partition(config, work) for work in drawing_work(config, plan, weights))
+    assert isinstance(config, MaskGITConfig)
+    targets = _busy(plan)[1]
+    return maskgit(config, targets) + maskgit(config, targets * (weights > 0))
 
 
 def sampling_everywhere(config: MaskedConfig, plan: Plan) -> int:
@@ -91,7 +115,10 @@ def training(config: Config, problems: Problems) -> int:
     if isinstance(config, PartitionConfig):
         queries = linear(targets, config.width**2)  # GroupSwap's, which change with each step
         return partition(config, batch(problems, ordered=config.context == "ordered")) + queries
-    return masked(config, targets) if isinstance(config, MaskedConfig) else causal(config, len(problems))
+    if isinstance(config, MaskedConfig):
+        return masked(config, targets)
+    assert isinstance(config, CausalConfig)
+    return causal(config, len(problems))
 
 
 def partition(config: PartitionConfig, work: Work) -> int:
@@ -107,6 +134,18 @@ def partition(config: PartitionConfig, work: Work) -> int:
 def masked(config: MaskedConfig, targets: Tensor) -> int:
     """Of MDLM's network: every position of every problem that has a target, the head at the targets only."""
     return _positions(config, (targets > 0) * config.length) + linear(targets, config.width * config.vocab)
+
+
+def maskgit(config: MaskGITConfig, targets: Tensor) -> int:
+    """Of MaskGIT's network: as MDLM's, with three matrices in an MLP."""
+    full = (targets > 0) * config.length
+    layers = config.layers * (linear(full, layer_weights(config)) + attend(full * config.length, config.width))
+    return layers + linear(targets, config.width * config.vocab)
+
+
+def layer_weights(config: MaskGITConfig) -> int:
+    """In the matrices of a layer of MaskGIT."""
+    return 4 * config.width**2 + 3 * config.width * config.inner
 
 
 def causal(config: CausalConfig, rows: int) -> int:

@@ -8,8 +8,8 @@ from typing import Any
 from rich import box
 from rich.table import Table as Grid
 
-from maskless.bench.case import Case, Sampling
-from maskless.bench.figures import MEMORY, PAPER, RELEASED, SECONDS, SEQUENCES, TOKENS, Figure, figure, speed
+from maskless.bench.case import Case, Drawing, Sampling
+from maskless.bench.figures import MEMORY, PAPER, RELEASED, SPEEDS, Figure, figure, speed
 from maskless.bench.machine import Machine
 from maskless.bench.result import SAMPLE, Result
 from maskless.bench.tables import Row, Table, find
@@ -83,14 +83,14 @@ def grid_of(table: Table, machine: Machine, results: list[Result]) -> Grid:
     columns = {
         "paper": HARDWARE[PAPER],
         "released": HARDWARE[RELEASED],
-        "released_mdlm": "its\nMDLM",
+        "released_rival": "its\nrival",
         "at_least": "at\nleast",
         "aim": "aim",
         "ours": "ours",
         "spread": "min to max",
         "times_paper": "x\npaper",
         "times_released": "x\nreleased",
-        "times_our_mdlm": "x our\nMDLM",
+        "times_our_rival": "x our\nrival",
         "share_of_limit": "of\nlimit",
         "reached": "reached",
     }
@@ -129,9 +129,10 @@ def percent(share: float) -> str:
 
 
 def setting(case: Case) -> str:
-    """K=128, L=1024, batch 32"""
+    """K=128, L=1024, batch 32, guidance 2"""
     steps = [f"K={case.steps}"] if isinstance(case, Sampling) else []
-    return ", ".join([*steps, f"L={case.length}", f"batch {case.batch}"])
+    guidance = [f"guidance {case.guidance:g}"] if isinstance(case, Drawing) else []
+    return ", ".join([*steps, f"L={case.length}", f"batch {case.batch}", *guidance])
 
 
 def _notes(machine: Machine, results: list[Result]) -> list[str]:
@@ -165,7 +166,7 @@ def _doing_the_same(result: Result, model: str, results: list[Result]) -> Result
 
     def at(r: Result) -> tuple[object, ...]:
         steps = getattr(r.case, "steps", None) if "ar" not in (result.case.model, model) else None
-        return r.part, r.case.length, r.case.batch, r.case.vocab, steps
+        return r.part, r.case.length, r.case.batch, r.case.vocab, steps, getattr(r.case, "guidance", None)
 
     same = [r for r in results if r.case.model == model and at(r) == at(result)]
     return same[0] if len(same) == 1 else None
@@ -174,7 +175,7 @@ def _doing_the_same(result: Result, model: str, results: list[Result]) -> Result
 def _with_figures(result: Result) -> dict[str, Any]:
     found = {}
     for by in (PAPER, RELEASED):
-        figures = (figure(by, result.case, result.part, m) for m in (TOKENS, SECONDS, SEQUENCES, MEMORY))
+        figures = (figure(by, result.case, result.part, m) for m in (*SPEEDS, MEMORY))
         found[by] = [{"value": one.value, "unit": one.measure.unit, "source": one.source} for one in figures if one]
     return result.as_dict() | found
 
@@ -184,8 +185,8 @@ def _row(row: Row, results: list[Result]) -> dict[str, Any]:
     result, better = find(row, results), row.measure.times_better
     assert result is not None, f"not measured: {row}"
     ours, paper, released, rival = row.measure(result), row.others(PAPER), row.others(RELEASED), row.released_rival
-    timed = row.measure in (TOKENS, SECONDS, SEQUENCES)
-    our_mdlm = _doing_the_same(result, "mdlm", results) if result.case.model != "mdlm" else None
+    timed, own = row.measure in SPEEDS, result.case.rival
+    our_rival = _doing_the_same(result, own, results) if result.case.model != own else None
     reached = None
     if row.at_least is not None and row.aim is not None:
         reached = "aim" if better(ours, row.aim) >= 1 else "at least" if better(ours, row.at_least) >= 1 else "no"
@@ -196,14 +197,14 @@ def _row(row: Row, results: list[Result]) -> dict[str, Any]:
         "unit": row.measure.unit,
         "paper": paper and paper.value,
         "released": released and released.value,
-        "released_mdlm": rival and rival.value,
+        "released_rival": rival and rival.value,
         "at_least": row.at_least,
         "aim": row.aim,
         "ours": ours,
         "spread": spread and [spread[0], spread[-1]],
         "times_paper": paper and better(ours, paper.value),
         "times_released": released and better(ours, released.value),
-        "times_our_mdlm": better(ours, row.measure(our_mdlm)) if our_mdlm and timed else None,
+        "times_our_rival": better(ours, row.measure(our_rival)) if our_rival and timed else None,
         "share_of_limit": result.of_limit if timed else None,
         "reached": reached,
         "sources": {one.by: one.source for one in (paper, released) if one is not None},

@@ -6,24 +6,27 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from functools import partial
 from statistics import mean
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from maskless.bench import flops, traffic
-from maskless.bench.case import PRECISIONS, Case, Sampling, Training, at_least_1
+from maskless.bench.case import PRECISIONS, Case, Config, Drawing, Sampling, Training, at_least_1
 from maskless.bench.machine import Machine, forget_peak, now, peak_memory
 from maskless.bench.result import BACKWARD, FORWARD, SAMPLE, STEP, Result
 from maskless.ema import EMA
 from maskless.engine import Engine
+from maskless.engine.maps import maps_in
 from maskless.logits import row_keys
 from maskless.nn import autocast
 from maskless.nn.loss import cost
 from maskless.nn.masked import MaskedConfig
 from maskless.objective import OBJECTIVES, Task, noise
-from maskless.order import COUNTS, random
-from maskless.sampling import Plan, plan, plan_causal
-from maskless.train.loop import MODELS, TrainConfig, compile_layers
+from maskless.order import COUNTS, Order, after_lead, halton, random
+from maskless.sampling import Guidance, Plan, plan, plan_causal
+from maskless.train.captured import Captured
+from maskless.train.loop import MODELS, OF_ONE_SHAPE, TrainConfig, compile_layers
 
 WARM_UP = 2  # runs, besides the first
 OnRun = Callable[[Case], None]
@@ -38,6 +41,10 @@ def runs_of(case: Case, repeat: int) -> int:
 def check(cases: Iterable[Case], device: torch.device, repeat: int) -> None:
     """Raise a ValueError for what cannot be measured, before anything is."""
     at_least_1("repeat", repeat)
+    if any(case.precision == "fp8" for case in cases):
+        if device.type == "cpu":
+            raise ValueError("precision 'fp8' on a CPU: expected bf16 or fp32, since float8 is emulated there")
+        maps_in(PRECISIONS["fp8"], device)  # raises for a GPU without it
     if device.type == "cpu" and any(isinstance(case, Training) and case.precision == "bf16" for case in cases):
         raise ValueError("precision 'bf16' on a CPU: expected fp32, which is what training computes in there")
 
@@ -77,8 +84,10 @@ class Bench:
         engine = Engine(network, precision=PRECISIONS[case.precision])
 
         def work(number: int) -> Callable[[], None]:
-            tokens = torch.zeros(case.batch, case.length, dtype=torch.long)
-            return lambda: engine.sample(tokens, plans[number], _keys(case, number), refresh=case.refresh)
+            tokens, how = torch.zeros_like(plans[number].order), _how(case, number)
+            if isinstance(case, Drawing):
+                tokens[:, 0] = case.vocab + 1  # BOS
+            return lambda: engine.sample(tokens, plans[number], _keys(case, number), **how)
 
         try:
             self._run(case, work(0))
@@ -86,7 +95,8 @@ class Bench:
             times = self._repeat(case, lambda number: work(1 + number))
         finally:
             engine.close()
-        config, counted, size = case.config, plans[1 + WARM_UP :], PRECISIONS[case.precision].itemsize
+        config, counted = case.config, plans[1 + WARM_UP :]
+        limits = [_counted(case, config, p) for p in counted]
         everywhere = [flops.sampling_everywhere(config, p) for p in counted if isinstance(config, MaskedConfig)]
         return Result(
             case=case,
@@ -94,8 +104,8 @@ class Bench:
             times=times,
             start_up=start_up,
             memory=peak_memory(self.device),
-            flops=mean(flops.sampling(config, p, case.refresh) for p in counted),
-            traffic=mean(traffic.sampling(config, p, case.refresh, size=size) for p in counted),
+            flops=mean(operations for operations, _ in limits),
+            traffic=mean(moved for _, moved in limits),
             machine=self.machine,
             flops_everywhere=mean(everywhere) if everywhere else None,
         )
@@ -113,38 +123,45 @@ class Bench:
         adam = torch.optim.AdamW(network.parameters(), lr=settings.learning_rate, weight_decay=0.0, fused=True)
         averages: list[EMA] = []  # made in the first step, as Adam's are: the other parts do not hold them
 
-        def forward(task: Task) -> None:
+        def forward(task: Task, once: Captured) -> None:
             with torch.no_grad():
                 loss(network, task, low=low)
 
-        def backward(task: Task) -> None:
-            loss(network, task, low=low).backward()
+        def backward(task: Task, once: Captured) -> None:
+            once(task, 1.0)
 
-        def step(task: Task) -> None:
-            backward(task)
+        def step(task: Task, once: Captured) -> None:
+            once(task, 1.0)
             nn.utils.clip_grad_norm_(network.parameters(), settings.clip)
             adam.step()
-            adam.zero_grad(set_to_none=True)
             if not averages:
                 averages.append(EMA(network.parameters(), settings.ema))
             averages[0].update(network.parameters())
 
-        self._run(case, lambda: backward(tasks[0]))
+        def passed(task: Task, scale: Tensor) -> Tensor:
+            found = loss(network, task, low=low) * scale
+            found.backward()
+            return found
+
+        def timed(work: Callable[[Task, Captured], None]) -> tuple[float, ...]:
+            once = Captured(passed, network.parameters(), device, enabled=settings.objective in OF_ONE_SHAPE)
+
+            def ready(number: int) -> Callable[[], None]:
+                adam.zero_grad(set_to_none=True)
+                return lambda: work(tasks[1 + number], once)
+
+            return self._repeat(case, ready)
+
+        self._run(case, lambda: backward(tasks[0], Captured(passed, network.parameters(), device, enabled=False)))
         start_up = now(device) - begin
         whole = 1 + flops.BACKWARD
         for part, work, share in ((BACKWARD, backward, whole), (FORWARD, forward, 1), (STEP, step, whole)):
             adam.zero_grad(set_to_none=True)
             forget_peak(device)
-
-            def ready(number: int, work: Callable[[Task], None] = work) -> Callable[[], None]:
-                adam.zero_grad(set_to_none=True)
-                return lambda: work(tasks[1 + number])
-
-            times = self._repeat(case, ready)
             yield Result(
                 case=case,
                 part=part,
-                times=times,
+                times=timed(work),
                 start_up=start_up if part == BACKWARD else None,
                 memory=peak_memory(device),
                 flops=share * each,
@@ -176,11 +193,36 @@ def _keys(case: Case, seed: int) -> Tensor:
 
 
 def _plan(case: Sampling, seed: int) -> Plan:
-    """Everything unknown, everything wanted."""
-    known = torch.zeros(case.batch, case.length, dtype=torch.bool)
+    """Everything unknown, everything wanted; of a picture all but the BOS."""
+    known = torch.zeros(case.batch, case.config.length, dtype=torch.bool)
     if case.model == "ar":
         return plan_causal(known, ~known)
-    return plan(known, ~known, _keys(case, seed), steps=case.steps, order=random, counts=COUNTS[case.counts])
+    order: Order = random
+    if isinstance(case, Drawing):
+        known[:, 0], order = True, after_lead(halton(case.grid), 1)
+    return plan(known, ~known, _keys(case, seed), steps=case.steps, order=order, counts=COUNTS[case.counts])
+
+
+def _how(case: Sampling, seed: int) -> dict[str, Any]:
+    """What else the engine is told."""
+    if not isinstance(case, Drawing):
+        return {"refresh": case.refresh}
+    labels = (seed + torch.arange(case.batch)) % case.classes
+    never = tuple(i for i in (case.vocab, case.vocab + 1) if i < case.config.vocab)  # mask and BOS
+    return {"labels": labels, "guidance": _guidance(case), "never": never, "warmup": 1}
+
+
+def _guidance(case: Drawing) -> Guidance:
+    return Guidance(weight=case.guidance, dropped=case.classes)
+
+
+def _counted(case: Sampling, config: Config, plan: Plan) -> tuple[int, int]:
+    """Operations and bytes of a run."""
+    size = max(2, PRECISIONS[case.precision].itemsize)  # with products in float8 the cache and the rest are bfloat16
+    if isinstance(case, Drawing):
+        weights = _guidance(case).weights(plan)
+        return flops.drawing(config, plan, weights), traffic.drawing(config, plan, weights, size=size)
+    return flops.sampling(config, plan, case.refresh), traffic.sampling(config, plan, case.refresh, size=size)
 
 
 def _task(case: Case, step: int) -> Task:

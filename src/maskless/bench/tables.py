@@ -4,14 +4,18 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from maskless.bench.case import Case, Sampling, one_of
+from maskless.bench.case import Case, Drawing, Sampling, one_of
 from maskless.bench.figures import (
     FIGURES,
+    IMAGES,
+    MASKGIT,
+    MASKGIT_FP32,
     MDLM,
     MEMORY,
     PAPER,
     PGM_6_6_1024,
     PGM_8_8,
+    PGM_12_12,
     RELEASED,
     SECONDS,
     SEQUENCES,
@@ -105,6 +109,28 @@ def _training(case: Case, measure: Measure, at_least: float, aim: float) -> Row:
     return Row(case=case, part=BACKWARD, measure=measure, rival=TRAIN_MDLM, at_least=at_least, aim=aim)
 
 
+def _drawing(case: Drawing, measure: Measure, at_least: float | None = None, aim: float | None = None) -> Row:
+    rival = replace(MASKGIT, steps=case.steps, batch=case.batch) if case.model == "pgm" else None
+    return Row(case=case, part=SAMPLE, measure=measure, rival=rival, at_least=at_least, aim=aim)
+
+
+def _images() -> Table:
+    slow = next(one.value for one in FIGURES if one.case == MASKGIT_FP32)
+    ordered = replace(PGM_12_12, context="ordered")
+    return Table(
+        name="images",
+        about=f"what we want to reach in drawing (released MaskGIT in fp32, the paper's rival: {slow} images/s)",
+        rows=(
+            _drawing(PGM_12_12, IMAGES, 40, 60),
+            _drawing(ordered, IMAGES, 120, 250),
+            _drawing(MASKGIT, IMAGES),
+            _drawing(replace(PGM_12_12, batch=1), SECONDS, 0.15, 0.08),
+            _drawing(replace(ordered, batch=1), SECONDS),
+            _drawing(replace(MASKGIT, batch=1), SECONDS),
+        ),
+    )
+
+
 _ORDERED = replace(PGM_8_8, context="ordered")
 _TARGETS = (
     # The first case of a process: what is compiled for it serves the others, so its start is the slowest.
@@ -129,6 +155,7 @@ TABLES = {
         _paper("paper-sampling", "throughput of sampling, length 1024, batch 32", "6"),
         _paper("paper-context-4096", "throughput of sampling, length 4096, batch 32", "10"),
         _paper("paper-training", "a forward pass, and a forward and backward pass", "3"),
+        _images(),
         Table(name="targets", about="what we want to reach on one H200", rows=_TARGETS + _TRAINING_TARGETS),
     )
 }

@@ -1,4 +1,4 @@
-"""The command line: prepare, train, generate, fill, evaluate, convert, bench, demo."""
+"""The command line: prepare, train, generate, fill, evaluate, fid, convert, bench, demo."""
 
 from maskless.cli.commands import app
 from maskless.cli.entry import main

@@ -1,4 +1,4 @@
-"""The commands `bench sample` and `bench train`: how fast both are here, beside the limit and what others reached."""
+"""The commands `bench sample`, `train` and `rounding`: speed beside the limit, and what less precision costs."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from rich.console import Console
 from rich.measure import Measurement
 
 from maskless.cli import show
+from maskless.cli.generate import MODEL, TOKENIZER
 
 if TYPE_CHECKING:
     import torch
@@ -32,6 +33,9 @@ VOCAB = Annotated[int | None, typer.Option(help="Default: 50257.")]
 LENGTH = Annotated[str | None, typer.Option(help="Tokens, or a list: 256,1024. Default: 1024.")]
 BATCH = Annotated[str | None, typer.Option(help="Sequences, or a list: 1,8,32. Default: 32.")]
 PRECISION = Annotated[str | None, typer.Option(help="bf16 (default on CUDA) or fp32 (on CPU).")]
+PRECISION8 = Annotated[
+    str | None, typer.Option(help="bf16 (default on CUDA), fp32 (on CPU), or fp8: large products only, on CUDA.")
+]
 DEVICE = Annotated[str | None, typer.Option(help="cpu or cuda. Default: the GPU where there is one.")]
 PLOT = Annotated[Path | None, typer.Option(help="A PNG: throughput against each list that was given.")]
 OUT = Annotated[Path | None, typer.Option("--out", help="A JSON file with everything.")]
@@ -61,7 +65,7 @@ def sample(
     refresh: Annotated[int | None, typer.Option(help="pgm: encode all anew every so many steps. Default: 1.")] = None,
     against: AGAINST = None,
     table: TABLE = None,
-    precision: PRECISION = None,
+    precision: PRECISION8 = None,
     device: DEVICE = None,
     repeat: Annotated[int, typer.Option(help="Timed runs of each case, after the first and two more.")] = 5,
     plot: PLOT = None,
@@ -76,6 +80,8 @@ def sample(
     maskless bench sample --model pgm --encoder 8 --layers 16 --steps 32,128 --against mdlm --plot speed.png
 
     maskless bench sample --table paper-sampling --steps 32,128
+
+    maskless bench sample --table images
     """
     from maskless.bench.case import Sampling
 
@@ -118,6 +124,42 @@ def train(
     where: dict[str, Any] = {"precision": precision, "device": device, "repeat": repeat}
     files: dict[str, Any] = {"plot": plot, "quality": None, "to": to, "as_json": as_json}
     _bench(Training, sizes, {"length": length, "batch": batch}, against or [], table, **where, **files)
+
+
+@bench.command()
+def rounding(
+    model: MODEL,
+    data: Annotated[str, typer.Option(help="A prepared folder with the model's vocabulary, or a text file.")],
+    split: Annotated[str, typer.Option(help="valid or train.")] = "valid",
+    precision: Annotated[str, typer.Option(help="bf16, fp8, or several with commas.")] = "bf16,fp8",
+    sequences: Annotated[int, typer.Option(help="At most so many, evenly spread.")] = 64,
+    batch: Annotated[int, typer.Option(help="At once.")] = 8,
+    device: DEVICE = None,
+    tokenizer: TOKENIZER = None,
+    as_json: JSON = False,
+) -> None:
+    """Measure what less precision costs a trained model of text: its answers beside those in float32.
+
+    maskless bench rounding runs/my --data runs/my/data
+    """
+    from maskless import api
+    from maskless.bench import machine
+    from maskless.bench.case import at_least_1
+    from maskless.bench.rounding import as_dict, grid
+    from maskless.bench.rounding import rounding as measure
+    from maskless.evaluate.corpora import corpus
+    from maskless.evaluate.likelihood import spread
+
+    at_least_1("sequences", sequences)
+    loaded = api.load(model, device=machine.find_device(device), tokenizer=tokenizer)
+    if loaded.layout == "image":
+        raise ValueError(f"{model} is a model of pictures: expected one of text")
+    asked = list(dict.fromkeys(precision.split(",")))
+    with corpus(data, loaded, model, split) as text:
+        rows = text.rows.rows(spread(len(text.rows), sequences))
+        with show.bar("comparing", len(rows)) as advance:
+            found = measure(loaded.network, rows, asked, pad=text.pad, batch=batch, on_batch=advance)
+    print(json.dumps(as_dict(found))) if as_json else show.out.print(grid(found))
 
 
 def _bench(

@@ -16,10 +16,11 @@ def train_codec(
     to: Annotated[Path, typer.Option("--out", help="The run's folder; the codec is made in OUT/codec.")],
     images: Annotated[
         list[str] | None,
-        typer.Option(help="A folder of images, or a .npy file of bytes (N, H, W, 3); may be repeated."),
+        typer.Option(help="A folder or an archive of images, arrays, CIFAR-10, or hf:NAME; may be repeated."),
     ] = None,
+    recipe: Annotated[str | None, typer.Option(help="Sizes and training by name, such as cifar10-codec.")] = None,
     size: Annotated[
-        int | None, typer.Option(help="Cut images to squares of so many pixels. Default for folders: 64.")
+        int | None, typer.Option(help="Cut images to squares of so many pixels. Default: as the first is, 64 at most.")
     ] = None,
     factor: Annotated[int | None, typer.Option(help="Pixels along a side of a token: 2, 4 (default) or 8.")] = None,
     codes: Annotated[int | None, typer.Option(help="How many different tokens. Default: 1024.")] = None,
@@ -53,8 +54,10 @@ def train_codec(
 
     maskless train-codec --images photos --size 64 --factor 4 --codes 1024 --out runs/codec --minutes 10
     """
+    from maskless.recipes import recipe as find
     from maskless.train import codec
 
+    known = find(recipe, "train-codec") if recipe else None
     sizes: dict[str, Any] = {
         "codes": codes,
         "code_width": code_width,
@@ -80,9 +83,11 @@ def train_codec(
         "log_every": log_every,
         "keep": keep,
     }
-    given = {name: value for name, value in ({"factor": factor} | training).items() if value is not None}
-    sizes = {name: value for name, value in sizes.items() if value is not None}
-    make = codec.resumed if resume and (to / "run.json").exists() else codec.configure
+    going_on = resume and (to / "run.json").exists()
+    given = (known.train if known else {}) | _given(training)
+    sizes = (known.network if known else {}) | _given(sizes | {"factor": factor})
+    given |= {"factor": sizes.pop("factor")} if "factor" in sizes else {}
+    make = codec.resumed if going_on else codec.configure
     summary = codec.train_codec(to, make(to, images or [], codec=sizes, **given), show.err)
     if as_json:
         fields = {"steps": summary.steps, "seconds": summary.seconds, "images_per_second": summary.images_per_second}
@@ -90,3 +95,7 @@ def train_codec(
         return
     made = f"codec: {to / 'codec'}   picture: {to / 'reconstructions.png'}"
     show.out.print(f"{codec.described(summary.quality)}\n{made}", highlight=False, soft_wrap=True, markup=False)
+
+
+def _given(options: dict[str, Any]) -> dict[str, Any]:
+    return {name: value for name, value in options.items() if value is not None}

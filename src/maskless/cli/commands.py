@@ -5,9 +5,8 @@ Heavy imports stand inside the commands, so that --help answers at once.
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import typer
 from typer.core import TyperGroup
@@ -15,11 +14,9 @@ from typer.core import TyperGroup
 from maskless.cli import pictures, show
 from maskless.cli.bench import bench
 from maskless.cli.codec import train_codec
-from maskless.cli.generate import MODEL, TOKENIZER, fill, generate
-
-if TYPE_CHECKING:
-    from maskless.checkpoint import Model
-    from maskless.data.tokens import Prepared
+from maskless.cli.distill import distill
+from maskless.cli.evaluate import evaluate, fid
+from maskless.cli.generate import TOKENIZER, fill, generate
 
 
 class Commands(TyperGroup):
@@ -40,8 +37,6 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     rich_markup_mode="rich",
 )
-
-JSON = Annotated[bool, typer.Option("--json", help="Machine-readable output on stdout.")]
 
 
 @app.command()
@@ -185,46 +180,11 @@ def train(
     show.training(to, resumed(to, request) if going_on else configure(to, request, show.preparing))
 
 
+app.command()(distill)
 app.command()(generate)
 app.command()(fill)
-
-
-@app.command()
-def evaluate(
-    model: MODEL,
-    data: Annotated[Path, typer.Option(help="A prepared folder with the model's vocabulary.")],
-    split: str = "valid",
-    sequences: Annotated[int, typer.Option(help="At most so many, evenly spread.")] = 2048,
-    samples: Annotated[int, typer.Option(help="Random splits of each sequence.")] = 8,
-    batch: int = 32,
-    seed: int = 0,
-    as_json: JSON = False,
-) -> None:
-    """Measure the validation bound: our estimator and the paper's, with standard errors.
-
-    maskless evaluate runs/my --data runs/my/data
-    """
-    from maskless import api
-    from maskless.data.image_tokens import holds_images
-    from maskless.data.tokens import open_tokens
-    from maskless.evaluate.likelihood import likelihood
-
-    if holds_images(data):
-        raise ValueError(
-            f"{data} holds pictures: this command measures text; a run of pictures has its bound in metrics.jsonl"
-        )
-    loaded, prepared = api.load(model), open_tokens(data)
-    _same_vocabulary(model, loaded, prepared)
-    rows, size = prepared.split(split), prepared.splits[split]
-    common: dict[str, Any] = {"sequences": sequences, "batch": batch, "seed": seed, "pad": prepared.pad}
-    results = {}
-    for name, paper in (("both groups, stratified", False), ("the paper's", True)):
-        with show.bar(name, min(sequences, len(rows))) as advance:
-            results[name] = likelihood(loaded.network, rows, samples=samples, paper=paper, on_batch=advance, **common)
-    if as_json:
-        print(json.dumps({name: result.as_dict() for name, result in results.items()}))
-        return
-    show.likelihoods(results, size.bytes / size.tokens)
+app.command()(evaluate)
+app.command()(fid)
 
 
 @app.command()
@@ -234,16 +194,23 @@ def convert(
     weights: Annotated[str, typer.Option(help="ema or raw.")] = "ema",
     queries: Annotated[str | None, typer.Option(help="position, mean or logsumexp, if the file does not say.")] = None,
     tokenizer: TOKENIZER = None,
+    image_codec: Annotated[
+        str | None, typer.Option("--codec", help="Pictures: what made its tokens, such as vq_ds8_c2i.pt.")
+    ] = None,
 ) -> None:
     """Turn a released checkpoint into a model folder, without running anything from it.
 
     maskless convert pgm_8_8.ckpt models/pgm-8-8 --tokenizer gpt2
+
+    maskless convert pgm_12_12.pth models/imagenet --codec vq_ds8_c2i.pt
     """
     from maskless import api
 
     if not file.is_file():
         raise ValueError(f"{file} is not a file")
     converted = api.load(file, weights=weights, queries=queries, tokenizer=tokenizer, device="cpu")
+    if image_codec is not None:
+        pictures.give_codec(converted, image_codec)
     converted.save_pretrained(to)
     show.out.print(f"{to}: {converted.config}", highlight=False, soft_wrap=True)
 
@@ -270,23 +237,6 @@ def _are_images(inputs: list[str]) -> bool:
         name for name in inputs if not name.startswith("hf:")
     ]  # of the hub's data --codec says that it is pictures
     return bool(local) and looks_like_images(local)
-
-
-def _same_vocabulary(name: str, model: Model, data: Prepared) -> None:
-    from maskless.codec.text import TextCodec
-
-    if model.codec is None:
-        fits = data.vocab <= model.config.vocab
-    elif not isinstance(model.codec, TextCodec):
-        raise ValueError(f"{name} is a model of pictures, the data in {data.folder} is text")
-    else:
-        fits = data.codec().tokenizer.get_vocab() == model.codec.tokenizer.get_vocab()
-    if not fits:
-        raise ValueError(f"the data in {data.folder} has another vocabulary: prepare it with the tokenizer of {name}")
-    if model.config.length < data.length:
-        raise ValueError(
-            f"{name} has a context of {model.config.length} tokens, the data in {data.folder} {data.length}"
-        )
 
 
 def _given(options: dict[str, Any]) -> dict[str, Any]:

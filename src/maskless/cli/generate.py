@@ -18,8 +18,11 @@ SEED = Annotated[int, typer.Option(help="The same seed gives the same sample.")]
 TEMPERATURE = Annotated[float, typer.Option(help="0: always the most likely token.")]
 TOP_K = Annotated[int | None, typer.Option(help="Draw among the k most likely tokens.")]
 TOP_P = Annotated[float | None, typer.Option(help="Draw from the nucleus of this probability.")]
-ORDER = Annotated[str, typer.Option(help="random or raster; pictures: halton (default), confidence.")]
-COUNTS = Annotated[str, typer.Option(help="Tokens per step: uniform, or mdlm (as MDLM's posterior draws them).")]
+ORDER = Annotated[str | None, typer.Option(help="random (default) or raster; pictures: halton (default), confidence.")]
+COUNTS = Annotated[
+    str | None,
+    typer.Option(help="Tokens per step: uniform (default), mdlm (its posterior); pictures: arccos (default)."),
+]
 REFRESH = Annotated[int, typer.Option(help="Full context: encode it anew in every r-th step only; faster, not exact.")]
 
 
@@ -33,8 +36,8 @@ def generate(
     temperature: TEMPERATURE = 1.0,
     top_k: TOP_K = None,
     top_p: TOP_P = None,
-    order: ORDER = "random",
-    counts: COUNTS = "uniform",
+    order: ORDER = None,
+    counts: COUNTS = None,
     refresh: REFRESH = 1,
     tokenizer: TOKENIZER = None,
     as_json: JSON = False,
@@ -52,25 +55,16 @@ def generate(
     from maskless import api
 
     loaded = api.load(model, tokenizer=tokenizer)
-    how: dict[str, Any] = {"steps": steps, "seed": seed, "temperature": temperature, "top_k": top_k, "top_p": top_p}
+    how = _how(steps=steps, seed=seed, temperature=temperature, top_k=top_k, top_p=top_p, order=order, counts=counts)
     of_text = {"prompt": prompt, "length": length, "refresh": refresh if refresh != 1 else None, "json": as_json}
     of_pictures = {"label": label, "guidance": guidance, "out": to, "gif": gif}
     if loaded.layout == "image":
-        _refuse(of_text, "text", "pictures")
-        drawn: dict[str, Any] = {
-            "steps": steps,
-            "seed": seed,
-            "temperature": temperature,
-            "top_k": top_k,
-            "top_p": top_p,
-        }
-        chosen = {"order": order, "counts": counts} if (order, counts) != ("random", "uniform") else {}
-        pictures.draw(loaded, to, gif, label, n, guidance=guidance, **drawn | chosen)
+        refuse(of_text, "text", "pictures")
+        pictures.draw(loaded, to, gif, label, n, guidance=guidance, **how)
         return
-    _refuse(of_pictures, "pictures", "text")
-    how |= {"order": order, "counts": counts, "refresh": refresh}
+    refuse(of_pictures, "pictures", "text")
     with show.watching("generating") as on_step:
-        texts = api.generate(loaded, n, prompt=prompt, length=length, on_step=on_step, **how)
+        texts = api.generate(loaded, n, prompt=prompt, length=length, refresh=refresh, on_step=on_step, **how)
     for number, one in enumerate(texts):
         if as_json:
             print(json.dumps({"text": one, "tokens": one.tokens, "steps": one.steps, "order": one.order}))
@@ -82,40 +76,59 @@ def generate(
 
 def fill(
     model: MODEL,
-    text: Annotated[str, typer.Argument(help="Text with gaps of so many tokens: 'The \\[8] sat on \\[12].'")],
+    what: Annotated[
+        str,
+        typer.Argument(help="Text with gaps of so many tokens: 'The \\[8] sat on \\[12].' Or the file of a picture."),
+    ],
     steps: STEPS = None,
     seed: SEED = 0,
     temperature: TEMPERATURE = 1.0,
     top_k: TOP_K = None,
     top_p: TOP_P = None,
-    order: ORDER = "random",
-    counts: COUNTS = "uniform",
+    order: ORDER = None,
+    counts: COUNTS = None,
     refresh: REFRESH = 1,
     tokenizer: TOKENIZER = None,
     as_json: JSON = False,
+    known: Annotated[Path | None, typer.Option(help="Pictures: a mask of the same size, white where it stays.")] = None,
+    box: Annotated[
+        str | None, typer.Option(help="Pictures: the pixels to draw anew instead, LEFT,TOP,RIGHT,BOTTOM.")
+    ] = None,
+    label: Annotated[str | None, typer.Option(help="Pictures: its class, by name or number.")] = None,
+    guidance: Annotated[float, typer.Option(help="Pictures: 0 for none.")] = 0.0,
+    to: Annotated[Path | None, typer.Option("--out", help="Pictures: the PNG to write.")] = None,
+    compare: Annotated[Path | None, typer.Option(help="Pictures: a PNG of before, what was kept, and after.")] = None,
 ) -> None:
-    """Fill the gaps of a text, any number of them, in any order; the filled text goes to stdout.
+    """Fill the gaps of a text, any number of them, in any order, onto stdout; or draw a part of a picture anew.
 
     maskless fill runs/my "The \\[8] sat on \\[12]." --steps 16 --seed 0
+
+    maskless fill runs/photos cat.png --box 16,0,48,32 --label cat --out new.png --compare both.png
     """
     from maskless import api
 
     loaded = api.load(model, tokenizer=tokenizer)
+    how = _how(steps=steps, seed=seed, temperature=temperature, top_k=top_k, top_p=top_p, order=order, counts=counts)
     if loaded.layout == "image":
-        raise ValueError(
-            f"{model} is a model of pictures: this command fills text (in Python: maskless.fill with known=)"
-        )
-    how: dict[str, Any] = {"steps": steps, "seed": seed, "temperature": temperature, "top_k": top_k, "top_p": top_p}
-    how |= {"order": order, "counts": counts, "refresh": refresh}
+        refuse({"refresh": refresh if refresh != 1 else None, "json": as_json}, "text", "pictures")
+        pictures.fill(loaded, Path(what), known, box, label, to, compare, guidance=guidance, **how)
+        return
+    of_pictures = {"known": known, "box": box, "label": label, "guidance": guidance, "out": to, "compare": compare}
+    refuse(of_pictures, "pictures", "text")
     with show.watching("filling") as on_step:
-        filled = api.fill(loaded, text, on_step=on_step, **how)
+        filled = api.fill(loaded, what, refresh=refresh, on_step=on_step, **how)
     if as_json:
         print(json.dumps({"text": filled, "tokens": filled.tokens, "steps": filled.steps, "order": filled.order}))
     else:
         print(filled)
 
 
-def _refuse(options: dict[str, Any], kind: str, model: str) -> None:
+def _how(**options: Any) -> dict[str, Any]:
+    """The options that were given; the others are as `How` and `ImageHow` have them."""
+    return {name: value for name, value in options.items() if value is not None}
+
+
+def refuse(options: dict[str, Any], kind: str, model: str) -> None:
     """Raise a ValueError about an option that was given and does not concern this kind of model."""
     for name, value in options.items():
         if value:

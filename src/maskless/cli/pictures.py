@@ -1,4 +1,4 @@
-"""What the commands do with pictures: prepare them, and draw them into a file."""
+"""What the commands do with pictures: prepare them, draw them into a file, and fill one in."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from maskless.cli import show
+from maskless.files import write_aside
 
 if TYPE_CHECKING:
     from maskless.checkpoint import Model
@@ -16,17 +17,22 @@ if TYPE_CHECKING:
 
 def prepare(inputs: list[str], to: Path, codec: str | None, size: int | None, **how: Any) -> None:
     """Turn pictures into tokens, with a bar."""
+    import torch
+
     from maskless.data.image_prepare import prepare_images
 
     if codec is None or size is None:
         raise ValueError("these are pictures: expected --codec (a folder, or pixels:LEVELS[:CHANNELS]) and --size")
+    large = torch.cuda.is_available()
+    encoder = find_codec(codec).to("cuda" if large else "cpu")
     with show.progress() as bar:
         task = bar.add_task("encoding", total=None)
 
         def on_progress(done: int, total: int, skipped: int) -> None:
             bar.update(task, completed=done, total=total, description=f"encoding, {done:,} pictures")
 
-        made = prepare_images(inputs, to, find_codec(codec), size=size, on_progress=on_progress, **how)
+        batch = 256 if large else 64
+        made = prepare_images(inputs, to, encoder, size=size, batch=batch, on_progress=on_progress, **how)
     sizes = ", ".join(f"{s.rows:,} rows {name}" for name, s in made.splits.items())
     skipped = f", {made.skipped} broken pictures left out ({made.broken[0]} ...)" if made.skipped else ""
     grid = f"{made.grid[0]} x {made.grid[1]} tokens of {made.codes:,} codes"
@@ -34,16 +40,27 @@ def prepare(inputs: list[str], to: Path, codec: str | None, size: int | None, **
 
 
 def find_codec(name: str) -> ImageCodec:
-    """A codec by its folder, or grey levels as tokens: pixels:17, pixels:8:3."""
+    """A codec by its folder or its released file, or grey levels as tokens: pixels:17, pixels:8:3."""
+    from maskless import official_vq
     from maskless.codec.vq import PixelCodec, read_codec
 
     if not name.startswith("pixels:"):
-        return read_codec(name)
+        return official_vq.read(name) if Path(name).is_file() else read_codec(name)
     try:
         numbers = [int(part) for part in name.split(":")[1:]]
         return PixelCodec(*numbers)
     except (TypeError, ValueError) as error:
         raise ValueError(f"codec {name!r}: expected pixels:LEVELS or pixels:LEVELS:CHANNELS ({error})") from None
+
+
+def give_codec(model: Model, name: str) -> None:
+    """Put a codec to a network of pictures that brings none."""
+    if model.layout != "image":
+        raise ValueError("--codec is for models of pictures: this is one of text")
+    codec = find_codec(name)
+    if not codec.codes < model.config.vocab <= codec.codes + 2:  # codes, the mask, and perhaps BOS
+        raise ValueError(f"the codec {name} has {codec.codes} codes, the model a vocabulary of {model.config.vocab}")
+    model.codec = codec
 
 
 def draw(model: Model, to: Path | None, gif: Path | None, labels: list[str] | None, n: int, **how: Any) -> None:
@@ -54,12 +71,8 @@ def draw(model: Model, to: Path | None, gif: Path | None, labels: list[str] | No
     from maskless.codec.vq import to_pixels
     from maskless.images import codec_of, generate_images, grid_of
 
-    if to is None:
-        raise ValueError("pictures go into a file: expected --out FILE.png")
-    for path in (to, gif):
-        if path is not None and not path.resolve().parent.is_dir():
-            raise ValueError(f"{path}: {path.parent} is not a folder")
-    names = None if labels is None else [int(label) if label.isdigit() else label for label in labels]
+    to = check_files(to, gif)
+    names = None if labels is None else [_name(label) for label in labels]
     with show.watching("drawing") as on_step:
         drawn = generate_images(model, names, None if names else n, on_step=on_step, **how)
     pixels = torch.stack([torch.from_numpy(np.atleast_3d(np.array(one.image))) for one in drawn])
@@ -75,3 +88,89 @@ def draw(model: Model, to: Path | None, gif: Path | None, labels: list[str] | No
 
         pictures.order_gif(tokens, steps, decode, gif, shape=(h, w), labels=titles)
     show.out.print(f"{to}: {len(drawn)} pictures", highlight=False, soft_wrap=True)
+
+
+def fill(
+    model: Model,
+    picture: Path,
+    known: Path | None,
+    box: str | None,
+    label: str | None,
+    to: Path | None,
+    compare: Path | None,
+    **how: Any,
+) -> None:
+    """Draw a part of a picture anew: what a mask does not keep, or a box."""
+    import torch
+
+    from maskless import pictures
+    from maskless.data.image_pixels import fit
+    from maskless.images import codec_of, fill_image, grid_of
+
+    to = check_files(to, compare)
+    pixels = _read(picture)
+    keep = _kept(known, box, pixels.shape[:2])
+    codec, (h, w) = codec_of(model), grid_of(model)
+    if h != w:
+        raise ValueError(f"this model draws {w} x {h} cells: expected one of squares")
+    size = h * codec.factor
+    square = fit(pixels, size, channels=codec.channels)
+    mask = fit(keep.astype(np.uint8) * 255, size, "box", channels=1)[..., 0] == 255
+    with show.watching("filling") as on_step:
+        filled = fill_image(model, square, mask, None if label is None else _name(label), on_step=on_step, **how)
+    write_aside(to, lambda aside: filled.image.save(aside, format="png"))
+    if compare is not None:
+        after = np.array(filled.image).reshape(square.shape)
+        before, drawn = (torch.from_numpy(one)[None] for one in (square, after))
+        titles = [filled.label] if filled.label else None
+        pictures.inpainting(before, torch.from_numpy(mask), drawn, compare, labels=titles)
+    count = int((filled.steps >= 0).sum())
+    show.out.print(f"{to}: {count} of {h * w} cells drawn anew", highlight=False, soft_wrap=True)
+
+
+def check_files(to: Path | None, *more: Path | None) -> Path:
+    """Raise a ValueError about a file that cannot be written, before anything is computed."""
+    if to is None:
+        raise ValueError("pictures go into a file: expected --out FILE.png")
+    for path in (to, *more):
+        if path is not None and not path.resolve().parent.is_dir():
+            raise ValueError(f"{path}: {path.parent} is not a folder")
+    return to
+
+
+def _name(label: str) -> str | int:
+    return int(label) if label.isdigit() else label
+
+
+def _read(path: Path) -> np.ndarray:
+    from maskless.data.image_pixels import decode
+
+    if not path.is_file():
+        raise ValueError(f"{path} is not a file: this is a model of pictures, it fills in the file of one")
+    try:
+        return decode(path.read_bytes())
+    except ValueError as error:
+        raise ValueError(f"{path}: {error}") from None
+
+
+def _kept(known: Path | None, box: str | None, shape: tuple[int, int]) -> np.ndarray:
+    """Which pixels stay: the light ones of a mask, or all outside of a box.  -> (H, W) bool"""
+    high, wide = shape
+    if (known is None) == (box is None):
+        raise ValueError("which part? expected either --known MASK.png (white stays) or --box LEFT,TOP,RIGHT,BOTTOM")
+    if known is not None:
+        mask = _read(known)
+        if mask.shape[:2] != shape:
+            size = f"{mask.shape[1]} x {mask.shape[0]}"
+            raise ValueError(f"{known} has {size} pixels: expected {wide} x {high}, as the picture has")
+        return (mask if mask.ndim == 2 else mask.min(2)) >= 128
+    assert box is not None
+    try:
+        left, top, right, bottom = (int(edge) for edge in box.split(","))
+    except ValueError:
+        raise ValueError(f"box {box!r}: expected LEFT,TOP,RIGHT,BOTTOM in pixels") from None
+    if not (0 <= left < right <= wide and 0 <= top < bottom <= high):
+        raise ValueError(f"box {box} does not lie in the picture: expected edges from 0,0 to {wide},{high}")
+    keep = np.ones(shape, dtype=bool)
+    keep[top:bottom, left:right] = False
+    return keep

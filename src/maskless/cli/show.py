@@ -15,7 +15,7 @@ from rich.text import Text
 
 if TYPE_CHECKING:
     from maskless.data.tokens import Prepared
-    from maskless.evaluate.likelihood import Likelihood
+    from maskless.evaluate.images import Quality
     from maskless.sampling import Step
     from maskless.train.run import RunConfig
 
@@ -65,35 +65,33 @@ def training(folder: Path, config: RunConfig) -> None:
     out.print(f"curve: {folder / 'loss.png'}   {tried}", highlight=False, soft_wrap=True)
 
 
-def likelihoods(results: dict[str, Likelihood], bytes_per_token: float) -> None:
-    """A table of bounds, one row per estimator."""
-    table = Table("estimator", "perplexity", "nats per token", "bits per byte", "sequences")
-    for name, r in results.items():
-        table.add_row(
-            name,
-            f"{r.perplexity:.2f} ± {r.perplexity_error:.2f}",
-            f"{r.nats:.4f} ± {r.error:.4f}",
-            f"{r.bits_per_byte(bytes_per_token):.4f}",
-            f"{r.sequences:,}",
-        )
+def qualities(found: Quality) -> None:
+    """A table of what two sets of pictures have in common."""
+    from maskless.evaluate.sweep import described
+
+    table = Table("FID", "precision", "recall", "Inception Score")
+    score = "" if found.inception_score is None else f"{found.inception_score:.2f} ± {found.inception_score_error:.2f}"
+    shares = ["" if share is None else f"{share:.3f}" for share in (found.precision, found.recall)]
+    table.add_row(f"{found.fid:.3f}", *shares, score)
     out.print(table)
+    out.print(described(found), highlight=False, soft_wrap=True, markup=False)
 
 
-def progress() -> Progress:
+def progress(shown: bool = True) -> Progress:
     columns = (
         TextColumn("{task.description}"),
         BarColumn(),
         TextColumn("{task.percentage:>3.0f}%"),
         TimeRemainingColumn(),
     )
-    return Progress(*columns, console=err, transient=True, disable=not err.is_terminal)
+    return Progress(*columns, console=err, transient=True, disable=not (shown and err.is_terminal))
 
 
 @contextmanager
-def bar(what: str, total: int) -> Iterator[Callable[[int], None]]:
-    with progress() as shown:
-        task = shown.add_task(what, total=total)
-        yield lambda amount: shown.advance(task, amount)
+def bar(what: str, total: int, shown: bool = True) -> Iterator[Callable[[int], None]]:
+    with progress(shown) as drawn:
+        task = drawn.add_task(what, total=total)
+        yield lambda amount: drawn.advance(task, amount)
 
 
 @contextmanager

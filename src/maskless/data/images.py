@@ -10,6 +10,7 @@ import re
 from collections import Counter, deque
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from dataclasses import dataclass
 from fractions import Fraction
 from functools import partial
@@ -66,6 +67,17 @@ class Images:
     @property
     def total(self) -> int:
         return self.counts.total()
+
+    def count(self, split: str | None, valid: float = VALID) -> int:
+        """How many pictures are on a side, or in all; those that turn out to be broken included."""
+        return self.total if split is None else sum(side == split for side in _sides(self, valid))
+
+    def side(self) -> int:
+        """Pixels along the shorter side of the first picture that can be read."""
+        for _, entry in self.entries():
+            with suppress(ValueError):
+                return min(entry.load().shape[:2])
+        raise ValueError(f"{', '.join(self.names)}: none of {self.total:,} pictures can be read")
 
     def entries(self, valid: float = VALID) -> Iterator[tuple[str, Entry]]:
         """All pictures, not yet decoded, each with its side: train or valid."""
@@ -271,7 +283,7 @@ def image_array(
     A broken picture gives way to the next one. The labels are None if there are no classes.
     """
     images = read_images(inputs)
-    total = images.total if split is None else sum(side == split for side in _sides(images, valid))
+    total = images.count(split, valid)
     count = total if n is None else n
     if not 1 <= count <= total:
         raise ValueError(f"n is {n}: expected 1 to {total:,}, the pictures that are there")
@@ -286,7 +298,8 @@ def image_array(
         seen += 1
         return taken < -(-seen * count // total)
 
-    for square, label, _ in images.pictures(size, split=split, valid=valid, channels=channels, wanted=due, **how):
+    how |= {"split": split, "valid": valid, "channels": channels, "wanted": None if n is None else due}
+    for square, label, _ in images.pictures(size, **how):
         pixels[taken], labels[taken] = square, label
         taken += 1
     if taken < count and n is not None:

@@ -1,4 +1,4 @@
-"""What the engine computes in a step, from folded weights: hidden states at the targets of each kind of network.
+"""What the engine computes in a step: what the head reads at the targets, of each kind of network.
 
 Every body answers one call: given the board (who is known, in which order) it encodes the last known tokens of each
 row and returns the stream at the targets. What was encoded before lies in the body's cache, if it keeps one.
@@ -13,56 +13,29 @@ from typing import Protocol
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor, nn
+from torch import Tensor
 
 from maskless.engine import kernels
-from maskless.engine.fold import Layer, Readout, fold_head, fold_layers, fold_swap
+from maskless.engine.board import Board
+from maskless.engine.fold import (
+    Layer,
+    Readout,
+    fold_conditions,
+    fold_head,
+    fold_layers,
+    fold_swap,
+    plain_head,
+    plain_layers,
+)
 from maskless.engine.kernels import Past
+from maskless.engine.maps import Maps, Plain
+from maskless.engine.stream import Constants, Norms, OpenNorms, Stream
+from maskless.nn.blocks import ClassCondition
 from maskless.nn.causal import CausalTransformer
 from maskless.nn.masked import MaskedTransformer
-from maskless.nn.partition import PartitionTransformer
+from maskless.nn.partition import PartitionTransformer, Registers
 from maskless.problems import Offsets
-
-
-@dataclass
-class Board:
-    """The rows of a batch on the device; everything stands in the order in which it becomes known."""
-
-    order: Tensor  # (B, N) positions
-    tokens: Tensor  # (B, N) ids
-    at: Tensor  # (B,) int32, how many are known
-    starts: Tensor  # (B,) int32, where each row begins in the flat board
-    columns: Tensor  # (N,) 0, 1, ...
-
-    @staticmethod
-    def empty(rows: int, slots: int, device: torch.device) -> Board:
-        order, tokens = torch.zeros(2, rows, slots, dtype=torch.long, device=device)
-        at = torch.zeros(rows, dtype=torch.int32, device=device)
-        starts = torch.arange(rows, dtype=torch.int32, device=device) * slots
-        return Board(order, tokens, at, starts, torch.arange(slots, device=device))
-
-    def last(self, span: Offsets) -> Tensor:
-        """Where in the flat board the last known tokens are, as many of each row as the span says.  -> (total,)"""
-        S = len(span)
-        length = span.longest if span.equal else span.bounds.diff()
-        return self._index(span, self.starts[:S] + self.at[:S] - length)
-
-    def next(self, span: Offsets) -> Tensor:
-        """Where in the flat board the first unknown ones are."""
-        return self._index(span, self.starts[: len(span)] + self.at[: len(span)])
-
-    def _index(self, span: Offsets, begin: Tensor) -> Tensor:
-        if span.equal:
-            return (begin[:, None] + self.columns[: span.longest]).flatten()
-        return begin[span.owner] + span.within
-
-    def past(self, span: Offsets) -> Past:
-        """All that is known of the rows of a span."""
-        return Past(self.starts[: len(span)], self.at[: len(span)])
-
-    def at_index(self, index: Tensor) -> tuple[Tensor, Tensor]:
-        """Positions and tokens there."""
-        return self.order.view(-1).index_select(0, index), self.tokens.view(-1).index_select(0, index)
+from maskless.sampling import Plan
 
 
 class Body(Protocol):
@@ -71,6 +44,8 @@ class Body(Protocol):
     head: Readout
     keeps: bool  # whether what was encoded stays valid, so that only new tokens need be encoded
     lead: int  # slots of a row before its first token
+    places: int  # positions before that of its first token
+    dropped: int | None  # the label that stands for none, where there are labels
 
     def open(self, rows: int, slots: int, keeps: bool) -> Memory: ...
 
@@ -78,24 +53,21 @@ class Body(Protocol):
 class Memory(Protocol):
     """A body at work on a board of some size, with its buffers."""
 
+    caches: bool  # what is not encoded in one step must be in a later one
+    norms: OpenNorms
+
     def __call__(self, board: Board, context: Offsets, targets: Offsets, whole: bool) -> tuple[Tensor, Tensor]:
-        """The stream at the targets, and the targets' index in the flat board.  -> (U, D), (U,)
+        """What the head reads at the targets, and the targets' index in the flat board.  -> (U, D), (U,)
 
         context: the last known tokens of each row, which are encoded now. whole: they are all that is known.
         """
         ...
 
 
-def leave(x: Tensor, layer: Layer, a: Tensor) -> None:
-    """What follows the attention: its output and then the MLP join the stream, in place."""
-    x.addmm_(a, layer.out.t())
-    hidden = kernels.gelu_linear(kernels.normalise(x, layer.offset2), *layer.up)
-    x.addmm_(hidden, layer.down.t())
-
-
-def enter(x: Tensor, layer: Layer) -> Tensor:
-    """Queries (keys and values too, in a self-attention layer) from the stream."""
-    return F.linear(kernels.normalise(x, layer.offset1), *layer.enter)
+def leave(stream: Stream, layer: Layer, a: Tensor) -> None:
+    """What follows the attention: its output and then the MLP join the stream."""
+    stream.add(a, layer.out)
+    layer.mlp(stream)
 
 
 @dataclass(frozen=True)
@@ -114,14 +86,13 @@ class Encoder:
         return self.embedding.new_zeros(len(self.layers), 2, rows, self.heads, slots, d)
 
     def __call__(
-        self, board: Board, context: Offsets, index: Tensor, cache: Tensor | None, whole: bool
-    ) -> tuple[Tensor, Tensor]:
-        """Stream and positions of the context, which stands at index (T,) in the flat board.  -> (T, D), (T,)"""
+        self, board: Board, norms: OpenNorms, context: Offsets, index: Tensor, cache: Tensor | None, whole: bool
+    ) -> tuple[Stream, Tensor]:
+        """Stream and positions (T,) of the context, which stands at index (T,) in the flat board."""
         positions, tokens = board.at_index(index)
-        x = self.embedding.index_select(0, tokens)
-        past = board.past(context)
+        stream, past = norms.stream(0, self.embedding.index_select(0, tokens), context), board.past(context)
         for number, layer in enumerate(self.layers):
-            qkv = enter(x, layer).unflatten(1, (3, self.heads, -1))
+            qkv = layer.enter(stream).unflatten(1, (3, self.heads, -1))
             if cache is not None:
                 kernels.store(qkv[:, None, 1:], positions, self.rope, index, cache[number : number + 1])
             if whole:
@@ -132,24 +103,50 @@ class Encoder:
                 assert cache is not None
                 k, v = cache[number]
                 a = kernels.attend(qkv[:, 0], positions, self.rope, k, v, context, past, causal=self.causal)
-            leave(x, layer, a)
-        return x, positions
+            leave(stream, layer, a)
+        return stream, positions
 
 
 class PartitionBody:
-    """A Partition Transformer: encoder over the context, GroupSwap, decoder at the targets."""
+    """A Partition Transformer: encoder over the context, GroupSwap, decoder at the targets.
 
-    lead = 0
+    A register is one more token, which stands before the others: id V for a context without BOS, V + 1 for one with it.
+    """
 
-    def __init__(self, network: PartitionTransformer, dtype: torch.dtype):
-        config, condition = network.config, network.condition().float()
+    def __init__(self, network: PartitionTransformer, maps: Maps):
+        config, dtype = network.config, maps.dtype
+        few = Plain(dtype)  # the decoder's products are too small to gain from another precision
         self.heads, self.keeps, self.rope = config.heads, config.context == "ordered", network.rope
-        zero = network.rope.new_zeros(config.width)
-        layers, offset = fold_layers(network.encoder, condition, zero, dtype)
-        self.encoder = Encoder(network.embedding.weight.to(dtype), layers, network.rope, config.heads, self.keeps)
-        self.swap = fold_swap(network, offset, dtype)
-        self.decoder, offset = fold_layers(network.decoder, condition, zero, dtype)
-        self.head = fold_head(network.head, condition, offset, dtype)
+        self.vocab, self.dropped = config.vocab, config.classes
+        self.lead, self.places = (1, Registers.PLACES) if config.registers else (0, 0)
+        offset = network.rope.new_zeros(config.width)
+        self.norms: Norms
+        if isinstance(network.condition, ClassCondition):
+            layers, self.decoder = plain_layers(network.encoder, maps), plain_layers(network.decoder, few)
+            stacks = [network.encoder, network.decoder]
+            self.norms = fold_conditions(stacks, network.head, network.condition.weight, dtype)
+            self.head = plain_head(network.head, dtype)
+        else:
+            condition = network.condition().float()
+            layers, encoder = fold_layers(network.encoder, condition, offset, maps)
+            self.decoder, decoder = fold_layers(network.decoder, condition, offset, few)
+            self.norms, offset = Constants([encoder, decoder]), encoder[-1]
+            self.head = fold_head(network.head, condition, dtype)
+        embedding: Tensor = network.embedding.weight
+        if network.registers is not None:
+            embedding = torch.cat([embedding, network.registers.weight])
+        self.encoder = Encoder(embedding.to(dtype), layers, network.rope, config.heads, self.keeps)
+        self.swap = fold_swap(network, offset, maps)
+
+    def first(self, plan: Plan) -> tuple[Tensor, Tensor]:
+        """Id and position of the register of each row.  -> (B,), (B,)"""
+        place = (plan.order == 0).int().argmax(1)  # when the first token comes
+        known = place < plan.ends[:, 0]
+        if bool((~known & (place < plan.ends[:, -1])).any()):
+            raise ValueError(
+                "the first token (BOS) is to be decided: expected it to be known, since a register says so"
+            )
+        return self.vocab + known.long(), known.long()
 
     def open(self, rows: int, slots: int, keeps: bool) -> Memory:
         return _PartitionMemory(self, rows, slots, keeps)
@@ -157,7 +154,8 @@ class PartitionBody:
 
 class _PartitionMemory:
     def __init__(self, body: PartitionBody, rows: int, slots: int, keeps: bool):
-        self.body, self.keeps = body, keeps
+        self.body, self.caches = body, keeps
+        self.norms: OpenNorms = body.norms.open(rows)
         self.encoded = body.encoder.cache(rows, slots) if keeps else None
         if keeps:
             first = body.swap.first
@@ -172,20 +170,21 @@ class _PartitionMemory:
         q = swap.queries.index_select(0, positions).unflatten(1, (body.heads, -1))
         x = swap.first.index_select(0, positions)
         x.addmm_(kernels.attend(q, positions, body.rope, *found, targets, past, causal=False), swap.out.t())
+        stream = self.norms.stream(1, x, targets)
         for layer, (k, v) in zip(body.decoder, rest, strict=True):
-            q = enter(x, layer).unflatten(1, (body.heads, -1))
-            leave(x, layer, kernels.attend(q, positions, body.rope, k, v, targets, past, causal=False))
-        return x, at
+            q = layer.enter(stream).unflatten(1, (body.heads, -1))
+            leave(stream, layer, kernels.attend(q, positions, body.rope, k, v, targets, past, causal=False))
+        return stream.read(), at
 
     def _keys(self, board: Board, context: Offsets, whole: bool) -> tuple[list[tuple[Tensor, Tensor]], Past]:
         """Keys and values of GroupSwap and of each decoder layer, and which of them each row attends to."""
         body, swap = self.body, self.body.swap
         index = board.last(context)
-        memory, positions = body.encoder(board, context, index, self.encoded, whole)
-        shape = (-1, 2, body.heads, memory.shape[1] // body.heads)
-        found = F.linear(memory, *swap.kv).unflatten(1, shape)  # (T, 1, 2, h, d)
-        rest = F.linear(kernels.normalise(memory, swap.offset), swap.decoder_kv).unflatten(1, shape)
-        if self.keeps:
+        stream, positions = body.encoder(board, self.norms, context, index, self.encoded, whole)
+        shape = -1, 2, body.heads, swap.first.shape[1] // body.heads
+        rest = swap.decoder_kv(stream).unflatten(1, shape)  # (T, decoder, 2, h, d)
+        found = F.linear(stream.x, *swap.kv).unflatten(1, shape)  # (T, 1, 2, h, d)
+        if self.caches:
             kernels.store(found, positions, body.rope, index, self.found)
             kernels.store(rest, positions, body.rope, index, self.rest)
             return [(k, v) for k, v in (*self.found, *self.rest)], board.past(context)
@@ -201,70 +200,72 @@ class MaskedBody:
     It lays out the whole board itself, so it needs no context to be encoded: none of it goes out of date.
     """
 
-    keeps, lead = True, 0
+    keeps, lead, places = True, 0, 0
+    dropped: int | None = None
 
-    def __init__(self, network: MaskedTransformer, dtype: torch.dtype):
-        config, condition = network.config, network.condition().float()
+    def __init__(self, network: MaskedTransformer, maps: Maps):
+        config, dtype, condition = network.config, maps.dtype, network.condition().float()
         self.length, self.mask = config.length, config.mask
-        layers, offset = fold_layers(network.blocks, condition, network.rope.new_zeros(config.width), dtype)
+        layers, offsets = fold_layers(network.blocks, condition, network.rope.new_zeros(config.width), maps)
+        self.norms = Constants([offsets])
         self.encoder = Encoder(network.embedding.weight.to(dtype), layers, network.rope, config.heads, False)
-        self.head = fold_head(network.head, condition, offset, dtype)
+        self.head = fold_head(network.head, condition, dtype)
 
     def open(self, rows: int, slots: int, keeps: bool) -> Memory:
         return _MaskedMemory(self, rows)
 
 
 class _MaskedMemory:
+    caches = False
+
     def __init__(self, body: MaskedBody, rows: int):
         self.body = body
+        self.norms: OpenNorms = body.norms.open(rows)
         self.grid = Board.empty(rows, body.length, body.head.weight.device)
         self.grid.order.copy_(self.grid.columns.expand(rows, -1))
         self.index = torch.arange(rows * body.length, device=self.grid.at.device)
 
     def __call__(self, board: Board, context: Offsets, targets: Offsets, whole: bool) -> tuple[Tensor, Tensor]:
-        grid, rows = self.grid, len(targets)
-        known = board.columns < board.at[:rows, None]
-        grid.tokens.fill_(self.body.mask)
-        grid.tokens[:rows].scatter_(1, board.order[:rows], torch.where(known, board.tokens[:rows], self.body.mask))
-        every = Offsets.regular(rows, self.body.length, known.device)
-        x, _ = self.body.encoder(grid, every, self.index[: every.total], None, True)
+        grid, rows, body = self.grid, len(targets), self.body
+        board.lay_out(grid.tokens[:rows], body.mask)
+        every = Offsets.regular(rows, body.length, board.at.device)
+        stream, _ = body.encoder(grid, self.norms, every, self.index[: every.total], None, True)
         at = board.next(targets)
         positions, _ = board.at_index(at)
-        return x.index_select(0, grid.starts[at // len(board.columns)] + positions), at
+        return stream.select(grid.starts[at // len(board.columns)] + positions, targets).read(), at
 
 
 class CausalBody:
     """A causal transformer; its start vector is one more token, which stands before the others."""
 
-    keeps, lead = True, 1
+    keeps, lead, places = True, 1, 1
+    dropped: int | None = None
 
-    def __init__(self, network: CausalTransformer, dtype: torch.dtype):
-        config, condition = network.config, network.condition().float()
+    def __init__(self, network: CausalTransformer, maps: Maps):
+        config, dtype, condition = network.config, maps.dtype, network.condition().float()
         self.start = config.vocab
-        layers, offset = fold_layers(network.blocks, condition, network.rope.new_zeros(config.width), dtype)
+        layers, offsets = fold_layers(network.blocks, condition, network.rope.new_zeros(config.width), maps)
+        self.norms = Constants([offsets])
         embedding = torch.cat([network.embedding.weight, network.start]).to(dtype)
         self.encoder = Encoder(embedding, layers, network.rope, config.heads, True)
-        self.head = fold_head(network.head, condition, offset, dtype)
+        self.head = fold_head(network.head, condition, dtype)
+
+    def first(self, plan: Plan) -> tuple[Tensor, Tensor]:
+        """Id and position of the start vector of each row.  -> (B,), (B,)"""
+        positions = torch.zeros_like(plan.order[:, 0])
+        return positions + self.start, positions
 
     def open(self, rows: int, slots: int, keeps: bool) -> Memory:
         return _CausalMemory(self, rows, slots)
 
 
 class _CausalMemory:
+    caches = True
+
     def __init__(self, body: CausalBody, rows: int, slots: int):
         self.encoder, self.cache = body.encoder, body.encoder.cache(rows, slots)
+        self.norms: OpenNorms = body.norms.open(rows)
 
     def __call__(self, board: Board, context: Offsets, targets: Offsets, whole: bool) -> tuple[Tensor, Tensor]:
-        x, _ = self.encoder(board, context, board.last(context), self.cache, whole)
-        return x.index_select(0, context.bounds[1:] - 1), board.next(targets)
-
-
-def fold(network: nn.Module, dtype: torch.dtype) -> Body:
-    """The body of a network."""
-    with torch.no_grad():
-        if isinstance(network, PartitionTransformer):
-            return PartitionBody(network, dtype)
-        if isinstance(network, MaskedTransformer):
-            return MaskedBody(network, dtype)
-        assert isinstance(network, CausalTransformer)
-        return CausalBody(network, dtype)
+        stream, _ = self.encoder(board, self.norms, context, board.last(context), self.cache, whole)
+        return stream.select(context.bounds[1:] - 1, targets).read(), board.next(targets)

@@ -16,26 +16,133 @@ from torch import Tensor
 from maskless.problems import Offsets
 
 CHUNK = 2048  # vocabulary entries that one program of the draw reads
+FEW = 4096  # tokens below which a norm gives each of them a program of its own
 WARPS, STAGES = 4, 3  # of a program of the attention, the best of nine that were measured on an H200
 
 
 @triton.jit
-def _normalise(x, offset, out, D, BLOCK: tl.constexpr):
+def _shrunk(value, AXIS: tl.constexpr):
+    """Rows as float8 holds them, and the scale of each."""
+    scale = tl.maximum(tl.max(tl.abs(value), AXIS, keep_dims=True), 1e-12) / 448
+    return value / scale, scale
+
+
+@triton.jit
+def _normalise(x, more, offset, out, scales, D, JOIN: tl.constexpr, SCALED: tl.constexpr, BLOCK: tl.constexpr):
     row = tl.program_id(0).to(tl.int64)
     i = tl.arange(0, BLOCK)
     real = i < D
-    value = tl.load(x + row * D + i, real, 0.0).to(tl.float32) + tl.load(offset + i, real, 0.0)
+    value = tl.load(x + row * D + i, real, 0.0).to(tl.float32)
+    if JOIN:
+        value += tl.load(more + row * D + i, real, 0.0).to(tl.float32)
+        tl.store(x + row * D + i, value, real)
+    value += tl.load(offset + i, real, 0.0)
     mean = tl.sum(value, 0) / D
     centred = tl.where(real, value - mean, 0.0)
-    scale = 1 / tl.sqrt(tl.sum(centred * centred, 0) / D + 1e-5)
-    tl.store(out + row * D + i, centred * scale, real)
+    value = centred * (1 / tl.sqrt(tl.sum(centred * centred, 0) / D + 1e-5))
+    if SCALED:
+        value, scale = _shrunk(value, 0)
+        tl.store(scales + row + tl.arange(0, 1), scale)
+    tl.store(out + row * D + i, value, real)
 
 
-def normalise(x: Tensor, offset: Tensor) -> Tensor:
-    out = torch.empty_like(x)
-    block = triton.next_power_of_2(x.shape[1])
-    _normalise[(x.shape[0],)](x, offset, out, x.shape[1], BLOCK=block, num_warps=4 if block > 512 else 2)
+def normalise(x: Tensor, more: Tensor | None, offset: Tensor, out: Tensor, scales: Tensor | None) -> Tensor:
+    T, D = x.shape
+    block, modes = triton.next_power_of_2(D), {"JOIN": more is not None, "SCALED": scales is not None}
+    _normalise[(T,)](x, more, offset, out, scales, D, **modes, BLOCK=block, num_warps=4 if block > 512 else 2)
     return out
+
+
+@triton.jit
+def _modulate(
+    x, y, gate, shift, scale, which, bounds, out, scales, D, gate_stride, stride,
+    JOIN: tl.constexpr, SCALED: tl.constexpr, CENTRED: tl.constexpr, R: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
+    """R tokens of one row of the batch, which share their modulation."""
+    row = tl.program_id(1)
+    last = tl.load(bounds + row + 1)
+    begin = tl.load(bounds + row) + tl.program_id(0) * R
+    if begin < last:
+        token, i = begin + tl.arange(0, R), tl.arange(0, BLOCK)
+        inside = i < D
+        real = (token < last)[:, None] & inside[None, :]
+        at = token[:, None].to(tl.int64) * D + i[None, :]
+        place = tl.load(which + row).to(tl.int64)
+        value = tl.load(x + at, real, 0.0).to(tl.float32)
+        if JOIN:
+            share = tl.load(gate + place * gate_stride + i, inside, 0.0)
+            value += share[None, :] * tl.load(y + at, real, 0.0).to(tl.float32)
+            tl.store(x + at, value, real)
+        if CENTRED:
+            value = tl.where(real, value - (tl.sum(value, 1) / D)[:, None], 0.0)
+        size = 1 / tl.sqrt(tl.sum(value * value, 1) / D + 1e-5)
+        factor = tl.load(scale + place * stride + i, inside, 0.0)[None, :]
+        term = tl.load(shift + place * stride + i, inside, 0.0)[None, :]
+        value = value * size[:, None] * factor + term
+        if SCALED:
+            value, top = _shrunk(value, 1)
+            tl.store(scales + token[:, None], top, (token < last)[:, None])
+        tl.store(out + at, value, real)
+
+
+def modulate(x: Tensor, more: tuple[Tensor, Tensor] | None, how: Any, out: Tensor, scales: Tensor | None) -> Tensor:
+    D, (shift, scale, which, span, centred) = x.shape[1], how
+    y, gate = more or (x, scale)
+    assert x.is_contiguous()
+    assert y.is_contiguous()
+    assert shift.stride() == scale.stride()
+    assert shift.stride(1) == gate.stride(1) == 1
+    R, modes = 4 if span.total >= FEW else 1, {"JOIN": more is not None, "SCALED": scales is not None}
+    _modulate[(triton.cdiv(span.longest, R), len(span))](
+        x, y, gate, shift, scale, which, span.bounds, out, scales, D, gate.stride(0), shift.stride(0),
+        **modes, CENTRED=centred, R=R, BLOCK=triton.next_power_of_2(D), num_warps=4,
+    )  # fmt: skip
+    return out
+
+
+@triton.jit
+def _rms(x, token_stride, group_stride, D, BLOCK: tl.constexpr):
+    base = x + tl.program_id(0).to(tl.int64) * token_stride + tl.program_id(1) * group_stride
+    i = tl.arange(0, BLOCK)
+    value = tl.load(base + i, i < D, 0.0).to(tl.float32)
+    tl.store(base + i, value / tl.sqrt(tl.sum(value * value, 0) / D + 1e-5), i < D)
+
+
+def rms_(x: Tensor) -> None:
+    T, groups, D = x.shape
+    assert x.stride(2) == 1
+    _rms[(T, groups)](x, x.stride(0), x.stride(1), D, BLOCK=triton.next_power_of_2(D), num_warps=4)
+
+
+@triton.jit
+def _activate(x, bias, out, scales, H, GATED: tl.constexpr, SCALED: tl.constexpr, BLOCK: tl.constexpr):
+    token, i = tl.program_id(0).to(tl.int64), tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
+    if GATED:
+        gate = tl.load(x + token * (2 * H) + i, i < H, 0.0).to(tl.float32)
+        value = tl.load(x + token * (2 * H) + H + i, i < H, 0.0).to(tl.float32)
+        value = gate * tl.sigmoid(gate) * value
+    else:  # 2 sqrt(2 / pi) is in the tanh form of GELU
+        value = tl.load(x + token * H + i, i < H, 0.0).to(tl.float32) + tl.load(bias + i, i < H, 0.0).to(tl.float32)
+        value *= tl.sigmoid(1.5957691216057308 * (value + 0.044715 * value * value * value))
+    if SCALED:
+        value, scale = _shrunk(value, 0)
+        tl.store(scales + token + tl.arange(0, 1), scale)
+    tl.store(out + token * H + i, value, i < H)
+
+
+def swiglu(x: Tensor) -> Tensor:
+    T, H = x.shape[0], x.shape[1] // 2
+    assert x.is_contiguous()
+    out = x.new_empty(T, H)
+    _activate[(T, triton.cdiv(H, 1024))](x, None, out, None, H, GATED=True, SCALED=False, BLOCK=1024, num_warps=4)
+    return out
+
+
+def activate(x: Tensor, bias: Tensor | None, out: Tensor, scales: Tensor) -> None:
+    T, H = out.shape
+    assert x.is_contiguous()
+    modes = {"GATED": bias is None, "SCALED": True, "BLOCK": triton.next_power_of_2(H)}
+    _activate[(T, 1)](x, bias, out, scales, H, **modes, num_warps=8 if H > 1024 else 4)
 
 
 @triton.jit
@@ -172,12 +279,27 @@ def attend(
 
 
 @triton.jit
-def _weigh(logits, bias, tops, sums, V, parts, temperature, CHUNK: tl.constexpr):
+def _value(logits, bias, sharp, weight, row, i, V, rows, temperature, SHARP: tl.constexpr, GUIDED: tl.constexpr):
+    """Entries i of a row of logits, as they are drawn from."""
+    value = tl.load(logits + row * V + i, i < V, 0.0)
+    if GUIDED:
+        without = tl.load(logits + (row + rows) * V + i, i < V, 0.0)
+        value += tl.load(weight + row) * (value - without)
+    value += tl.load(bias + i, i < V, float("-inf"))
+    if SHARP:
+        value *= tl.load(sharp + row)
+    return value / temperature
+
+
+@triton.jit
+def _weigh(
+    logits, bias, sharp, weight, tops, sums, V, rows, parts, temperature,
+    CHUNK: tl.constexpr, SHARP: tl.constexpr, GUIDED: tl.constexpr,
+):  # fmt: skip
     """The greatest logit of a chunk of the vocabulary, and the sum of exponentials below it."""
     row, part = tl.program_id(0).to(tl.int64), tl.program_id(1)
     i = part * CHUNK + tl.arange(0, CHUNK)
-    value = tl.load(logits + row * V + i, i < V, float("-inf")) + tl.load(bias + i, i < V, 0.0)
-    value = value / temperature
+    value = _value(logits, bias, sharp, weight, row, i, V, rows, temperature, SHARP, GUIDED)
     top = tl.max(value, 0)
     safe = tl.where(top == float("-inf"), 0.0, top).to(tl.float64)
     tl.store(tops + row * parts + part, top)
@@ -185,7 +307,10 @@ def _weigh(logits, bias, tops, sums, V, parts, temperature, CHUNK: tl.constexpr)
 
 
 @triton.jit
-def _pick(logits, bias, tops, sums, u, drawn, V, parts, temperature, CHUNK: tl.constexpr, PARTS: tl.constexpr):
+def _pick(
+    logits, bias, sharp, weight, tops, sums, u, drawn, V, rows, parts, temperature,
+    CHUNK: tl.constexpr, PARTS: tl.constexpr, SHARP: tl.constexpr, GUIDED: tl.constexpr,
+):  # fmt: skip
     """Where the cumulative sum passes u times the total: first the chunk, then the place in it."""
     row = tl.program_id(0).to(tl.int64)
     c = tl.arange(0, PARTS)
@@ -200,20 +325,23 @@ def _pick(logits, bias, tops, sums, u, drawn, V, parts, temperature, CHUNK: tl.c
     part = tl.minimum(tl.sum((running <= threshold).to(tl.int32), 0), last)
     before = tl.max(tl.where(c < part, running, 0.0), 0)
     i = part * CHUNK + tl.arange(0, CHUNK)
-    value = tl.load(logits + row * V + i, i < V, float("-inf")) + tl.load(bias + i, i < V, 0.0)
-    value = value / temperature
+    value = _value(logits, bias, sharp, weight, row, i, V, rows, temperature, SHARP, GUIDED)
     p = tl.exp(value.to(tl.float64) - most)
     running = before + tl.cumsum(p, 0)
     last = tl.max(tl.where(p > 0, i, 0), 0)
     tl.store(drawn + row, tl.minimum(part * CHUNK + tl.sum((running <= threshold).to(tl.int32), 0), last).to(tl.int64))
 
 
-def draw(logits: Tensor, bias: Tensor, temperature: float, u: Tensor) -> Tensor:
-    U, V = logits.shape
+def draw(
+    logits: Tensor, bias: Tensor, temperature: float, u: Tensor, sharp: Tensor | None, weight: Tensor | None
+) -> Tensor:
+    U, V = len(u), logits.shape[1]
     parts = triton.cdiv(V, CHUNK)
     tops, sums = logits.new_empty(U, parts), logits.new_empty(U, parts, dtype=torch.float64)
     drawn = torch.empty(U, dtype=torch.int64, device=logits.device)
-    _weigh[(U, parts)](logits, bias, tops, sums, V, parts, temperature, CHUNK=CHUNK, num_warps=4)
+    given = logits, bias, sharp, weight, tops, sums
+    more: dict[str, Any] = {"CHUNK": CHUNK, "SHARP": sharp is not None, "GUIDED": weight is not None, "num_warps": 4}
+    _weigh[(U, parts)](*given, V, U, parts, temperature, **more)
     PARTS = triton.next_power_of_2(parts)
-    _pick[(U,)](logits, bias, tops, sums, u, drawn, V, parts, temperature, CHUNK=CHUNK, PARTS=PARTS, num_warps=4)
+    _pick[(U,)](*given, u, drawn, V, U, parts, temperature, PARTS=PARTS, **more)
     return drawn

@@ -10,7 +10,7 @@ from __future__ import annotations
 from contextlib import nullcontext
 from dataclasses import dataclass
 from functools import cache, cached_property
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -19,9 +19,12 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from maskless import logits as lg
 from maskless.nn.attention import attention, rotate
+from maskless.nn.blocks import spread
 from maskless.problems import Offsets
 
 LARGE = 8192  # tokens from which on cuDNN's attention is taken
+FLOAT8, GREATEST = torch.float8_e4m3fn, 448.0  # which is the greatest number of it
+LEAST = 1e-12  # what a row of zeros counts as
 UNPLANNED = [SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH]
 
 
@@ -39,6 +42,36 @@ class Past:
     @cached_property
     def equal(self) -> bool:
         return bool((self.lengths == self.lengths[0]).all())
+
+
+class Modulation(NamedTuple):
+    """What follows a norm: a scale and a shift, which belong to one of n conditions."""
+
+    shift: Tensor  # (n, D)
+    scale: Tensor  # (n, D)
+    which: Tensor  # (S,) int32, the condition of each row
+    span: Offsets  # the tokens of each row
+    centred: bool  # the norm takes the mean away; else it divides by the root mean square alone
+
+
+@dataclass(frozen=True)
+class Scaled:
+    """Rows in float8, each with a scale of its own: what they stand for is values * scales."""
+
+    values: Tensor  # (T, D) float8_e4m3fn
+    scales: Tensor  # (T, 1) float32
+
+    @staticmethod
+    def empty(x: Tensor, width: int) -> Scaled:
+        """For as many rows as x has, where it is."""
+        return Scaled(x.new_empty(len(x), width, dtype=FLOAT8), x.new_empty(len(x), 1, dtype=torch.float32))
+
+
+def scaled(x: Tensor) -> Scaled:
+    """Rows in float8, scaled so that the greatest magnitude of each is the greatest that there is.  (T, D)"""
+    x = x.float()
+    scales = x.abs().amax(1, keepdim=True).clamp_min(LEAST) / GREATEST
+    return Scaled((x / scales).to(FLOAT8), scales)
 
 
 @cache
@@ -59,8 +92,101 @@ def on_cuda(x: Tensor) -> bool:
 def normalise(x: Tensor, offset: Tensor) -> Tensor:
     """x + offset with mean 0 and variance 1 along the width, computed in float32.  (T, D), (D,) -> (T, D)"""
     if on_cuda(x):
-        return _triton().normalise(x, offset)
+        return _triton().normalise(x, None, offset, torch.empty_like(x), None)
     return F.layer_norm(x.float() + offset, x.shape[-1:]).to(x.dtype)
+
+
+def normalise_scaled(x: Tensor, more: Tensor | None, offset: Tensor) -> Scaled:
+    """The same in float8; first a product `more` (T, D) joins x, in place."""
+    if on_cuda(x):
+        out = Scaled.empty(x, x.shape[1])
+        _triton().normalise(x, more, offset, out.values, out.scales)
+        return out
+    if more is not None:
+        x += more
+    return scaled(F.layer_norm(x.float() + offset, x.shape[-1:]))
+
+
+def modulate(x: Tensor, more: tuple[Tensor, Tensor] | None, how: Modulation) -> Tensor:
+    """The norm of x times scale plus shift, each of a token's row, computed in float32.  (T, D) -> (T, D)
+
+    more: a product y (T, D) and its gate (n, D); first gate * y joins x, in place.
+    """
+    if on_cuda(x):
+        return _triton().modulate(x, more, how, torch.empty_like(x), None)
+    return _modulated(x, more, how).to(x.dtype)
+
+
+def modulate_scaled(x: Tensor, more: tuple[Tensor, Tensor] | None, how: Modulation) -> Scaled:
+    """The same in float8."""
+    if on_cuda(x):
+        out = Scaled.empty(x, x.shape[1])
+        _triton().modulate(x, more, how, out.values, out.scales)
+        return out
+    return scaled(_modulated(x, more, how))
+
+
+def _modulated(x: Tensor, more: tuple[Tensor, Tensor] | None, how: Modulation) -> Tensor:
+    def of(part: Tensor) -> Tensor:
+        return spread(part.index_select(0, how.which[: len(how.span)]), how.span)
+
+    if more is not None:
+        x.copy_(x + of(more[1]) * more[0])
+    norm = F.layer_norm if how.centred else F.rms_norm
+    return norm(x.float(), x.shape[-1:], eps=1e-5) * of(how.scale) + of(how.shift)
+
+
+def rms_(x: Tensor) -> None:
+    """Divide by the root mean square along the width, in place.  (T, G, D) a view"""
+    if on_cuda(x):
+        _triton().rms_(x)
+    else:
+        x.copy_(F.rms_norm(x.float(), x.shape[-1:], eps=1e-5))
+
+
+def swiglu(x: Tensor) -> Tensor:
+    """The SiLU of the first half times the second.  (T, 2H) -> (T, H)"""
+    if on_cuda(x):
+        return _triton().swiglu(x)
+    gate, value = x.chunk(2, -1)
+    return F.silu(gate) * value
+
+
+def swiglu_scaled(x: Tensor) -> Scaled:
+    """The same in float8."""
+    if on_cuda(x):
+        out = Scaled.empty(x, x.shape[1] // 2)
+        _triton().activate(x, None, out.values, out.scales)
+        return out
+    return scaled(swiglu(x.float()))
+
+
+def gelu_scaled(x: Tensor, bias: Tensor) -> Scaled:
+    """GELU (tanh form) of x + bias in float8.  (T, H), (H,)"""
+    if on_cuda(x):
+        out = Scaled.empty(x, x.shape[1])
+        _triton().activate(x, bias, out.values, out.scales)
+        return out
+    return scaled(F.gelu(x.float() + bias, approximate="tanh"))
+
+
+def scaled_linear(x: Scaled, weight: Scaled, bias: Tensor | None) -> Tensor:
+    """A linear map of rows in float8.  (T, D), (E, D), (E,) -> (T, E) bfloat16"""
+    values, rows = x.values, weight.values
+    if not len(values):
+        return values.new_empty(0, len(rows), dtype=torch.bfloat16)
+    if values.is_cuda:
+        return torch._scaled_mm(
+            values,
+            rows.t(),
+            scale_a=x.scales,
+            scale_b=weight.scales.t(),
+            bias=bias,
+            out_dtype=torch.bfloat16,
+            use_fast_accum=True,
+        )
+    out = F.linear(values.float(), rows.float()) * x.scales * weight.scales.t()
+    return (out if bias is None else out + bias).bfloat16()
 
 
 def gelu_linear(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
@@ -145,8 +271,27 @@ def logits_of(x: Tensor, weight: Tensor) -> Tensor:
     return F.linear(x, weight).float()
 
 
-def draw(logits: Tensor, bias: Tensor, temperature: float, u: Tensor) -> Tensor:
-    """One exact categorical sample per row at a temperature, in float64.  (U, V), (V,), (U,) -> (U,)"""
+def combine(logits: Tensor, bias: Tensor, sharp: Tensor | None = None, weight: Tensor | None = None) -> Tensor:
+    """Logits with their bias, guided and sharpened as asked for.  (U or 2U, V), (V,), (U,), (U,) -> (U, V)
+
+    weight of the guidance: then the logits are those with the labels, and after them those without.
+    """
+    if weight is not None:
+        logits, without = logits.chunk(2)
+        logits = logits + weight[:, None] * (logits - without)
+    logits = logits + bias
+    return logits if sharp is None else logits * sharp[:, None]
+
+
+def draw(
+    logits: Tensor,
+    bias: Tensor,
+    temperature: float,
+    u: Tensor,
+    sharp: Tensor | None = None,
+    weight: Tensor | None = None,
+) -> Tensor:
+    """One exact categorical sample of each combined row at a temperature, in float64.  -> (U,)"""
     if on_cuda(logits) and temperature >= lg.COLDEST:
-        return _triton().draw(logits, bias, temperature, u)
-    return lg.draw(lg.temper(logits + bias, temperature), u)
+        return _triton().draw(logits, bias, temperature, u, sharp, weight)
+    return lg.draw(lg.temper(combine(logits, bias, sharp, weight), temperature), u)

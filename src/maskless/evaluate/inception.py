@@ -60,8 +60,8 @@ class Features:
                 f"images {tuple(images.shape)} of {str(images.dtype).removeprefix('torch.')}: "
                 "expected uint8 (N, H, W, 3), or (N, H, W, 1) for grey"
             )
-        # TF32 convolutions, PyTorch's default, would move features by 1e-3.
-        with torch.inference_mode(), torch.backends.cudnn.flags(allow_tf32=False):
+        # TF32 convolutions, PyTorch's default, would move features by 1e-3. Unless told, `flags` switches cuDNN off.
+        with torch.inference_mode(), torch.backends.cudnn.flags(enabled=True, allow_tf32=False):
             features, logits = self.body(images.to(self.device).expand(-1, -1, -1, 3).permute(0, 3, 1, 2))
         for what, values in (("features", features), ("logits", logits)):
             if values is not None and not values.isfinite().all():
@@ -275,7 +275,8 @@ def _torchscript(path: Path, digest: str, input: str | None, device: torch.devic
 
     def body(images: Tensor) -> tuple[Tensor, Tensor | None]:
         given = scaled(images) if takes == "inception" else images.float()
-        found = network(given, return_features=True) if nvidia else network(given)
+        with torch.jit.optimized_execution(False):  # type: ignore[attr-defined]  # or each size of batch is compiled
+            found = network(given, return_features=True) if nvidia else network(given)
         found, logits = found if isinstance(found, tuple) and len(found) == 2 else (found, None)
         if not isinstance(found, Tensor) or found.ndim < 2:
             raise ValueError(f"{path} is not a feature network: expected features (N, D) or (features, logits)")

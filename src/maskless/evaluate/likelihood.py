@@ -63,12 +63,38 @@ def likelihood(
     paper: the paper's estimator (one time per sequence, one group), for comparison with its tables; otherwise both
     groups and `samples` splits per sequence. Padding does not count.
     """
-    for name, value in (("sequences", sequences), ("samples", samples), ("batch", batch)):
-        if value < 1:
-            raise ValueError(f"{name} {value} is out of range: expected 1 or more")
+    check_positive(samples=samples)
     if paper and isinstance(rows, ImageTokens):
         raise ValueError("the paper's estimator is for text: pictures have the other one only")
-    chosen = np.unique(np.linspace(0, len(rows) - 1, min(sequences, len(rows))).astype(np.int64))
+
+    def cost(tokens: Tensor, counted: Tensor, numbers: np.ndarray, own: int) -> Tensor:
+        if paper:
+            return paper_bound(network, tokens, counted=counted, seed=own)
+        known, labels = torch.zeros_like(counted), None
+        if isinstance(rows, ImageTokens):
+            known[:, 0], labels = True, rows.labels(numbers)  # BOS is given
+        return bound(network, tokens, known, counted=counted, labels=labels, samples=samples, seed=own)
+
+    return over_rows(network, rows, cost, sequences=sequences, batch=batch, seed=seed, pad=pad, on_batch=on_batch)
+
+
+Cost = Callable[[Tensor, Tensor, np.ndarray, int], Tensor]  # tokens, counted (B, L), numbers, seed -> nats (B,)
+
+
+def over_rows(
+    network: Network,
+    rows: TokenRows,
+    cost: Cost,
+    *,
+    sequences: int,
+    batch: int,
+    seed: int = 0,
+    pad: int | None = None,
+    on_batch: Callable[[int], None] | None = None,
+) -> Likelihood:
+    """The cost of evenly spread rows, each process computing its share, as nats per counted token."""
+    check_positive(sequences=sequences, batch=batch)
+    chosen = spread(len(rows), sequences)
     state = PartialState()
     share = -(-len(chosen) // state.num_processes)  # the same for all: a sharded network computes in step
     mine = np.resize(chosen, share * state.num_processes)[state.process_index :: state.num_processes]
@@ -77,23 +103,29 @@ def likelihood(
         numbers = mine[begin : begin + batch]
         tokens = rows.rows(numbers)
         counted = torch.ones_like(tokens, dtype=torch.bool) if pad is None else tokens != pad
-        own = seed + int(numbers[0])  # a batch's draws depend on its first row, not on the batches before it
-        known, labels = torch.zeros_like(counted), None
         if isinstance(rows, ImageTokens):
-            known[:, 0], labels = True, rows.labels(numbers)  # BOS is given
-            counted = counted & ~known
+            counted[:, 0] = False
+        own = seed + int(numbers[0])  # a batch's draws depend on its first row, not on the batches before it
         with autocast(device_of(network)), torch.compiler.set_stance("force_eager"):
-            if paper:
-                costs.append(paper_bound(network, tokens, counted=counted, seed=own))
-            else:
-                costs.append(bound(network, tokens, known, counted=counted, labels=labels, samples=samples, seed=own))
+            costs.append(cost(tokens, counted, numbers, own))
         counts.append(counted.sum(1).double())
         if on_batch is not None:
             on_batch(len(numbers))
-    return _summary(_everywhere(torch.cat(costs), len(chosen)), _everywhere(torch.cat(counts), len(chosen)))
+    return summary(_everywhere(torch.cat(costs), len(chosen)), _everywhere(torch.cat(counts), len(chosen)))
 
 
-def _summary(costs: Tensor, counts: Tensor) -> Likelihood:
+def spread(rows: int, sequences: int) -> np.ndarray:
+    """The numbers of at most so many rows, evenly spread over all of them."""
+    return np.unique(np.linspace(0, rows - 1, min(sequences, rows)).astype(np.int64))
+
+
+def check_positive(**numbers: int) -> None:
+    for name, value in numbers.items():
+        if value < 1:
+            raise ValueError(f"{name} {value} is out of range: expected 1 or more")
+
+
+def summary(costs: Tensor, counts: Tensor) -> Likelihood:
     """Ratio of sums, and the standard error of that ratio over sequences."""
     n, tokens = len(costs), float(counts.sum())
     nats = float(costs.sum()) / tokens

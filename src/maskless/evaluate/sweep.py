@@ -5,13 +5,15 @@ from __future__ import annotations
 import json
 import math
 import textwrap
+import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
+import torch
 from accelerate import PartialState
-from accelerate.utils import broadcast_object_list
+from accelerate.utils import broadcast_object_list, gather
 from torch import Tensor
 
 from maskless.evaluate.images import Quality, Seen, look, need_logits, quality
@@ -30,10 +32,34 @@ COLUMNS: list[tuple[str, str, int, Callable[[list[float]], float]]] = [
 
 @dataclass(frozen=True)
 class Point:
-    """The quality of what one guidance gives."""
+    """The quality of what one guidance gives, and how fast it was drawn."""
 
     guidance: float
     quality: Quality
+    images_per_second: float | None = field(default=None, compare=False)
+
+
+class Watch:
+    """Batches that are passed on, and how fast they were made: on the clock only while one is waited for."""
+
+    def __init__(self, batches: Iterable[Tensor]):
+        self.batches, self.made = batches, list[tuple[int, float]]()
+
+    def __iter__(self) -> Iterator[Tensor]:
+        begin = time.perf_counter()
+        for batch in self.batches:
+            self.made.append((len(batch), time.perf_counter() - begin))
+            yield batch
+            begin = time.perf_counter()
+
+    def speed(self) -> float:
+        """Images a second, of all processes together; of each without its first batch, which warms up, if it can be."""
+        counted = self.made[1:] or self.made
+        mine = sum(n for n, _ in counted) / max(1e-9, sum(seconds for _, seconds in counted))
+        state = PartialState()
+        if state.num_processes == 1:
+            return mine
+        return float(gather(torch.tensor([mine], dtype=torch.float32, device=state.device)).sum())
 
 
 def sweep(
@@ -67,10 +93,11 @@ def sweep(
         raise ValueError(problem)
     for guidance in wanted:
         if guidance not in points:
-            seen = look(sample(guidance), network, keep=real.features is not None, on_batch=on_batch)
+            watch = Watch(sample(guidance))
+            seen = look(watch, network, keep=real.features is not None, on_batch=on_batch)
             if not score:
                 seen = Seen(seen.statistics, None, seen.features)
-            points[guidance] = Point(guidance, quality(seen, real, network))
+            points[guidance] = Point(guidance, quality(seen, real, network), watch.speed())
             if state.is_main_process:
                 _write(path, conditions, points)
         yield points[guidance]
@@ -82,10 +109,8 @@ def table(points: Sequence[Point]) -> str:
         raise ValueError("no points: expected at least one guidance")
     points = sorted(points, key=lambda point: point.guidance)
     columns = [column for column in COLUMNS if any(getattr(p.quality, column[0]) is not None for p in points)]
-    lines = [
-        " | ".join(["guidance", *(title for _, title, *_ in columns)]),
-        "|".join("---" for _ in range(len(columns) + 1)),
-    ]
+    titles = ["guidance", *(title for _, title, *_ in columns), "images/s"]
+    lines = [" | ".join(titles), "|".join("---" for _ in titles)]
     for point in points:
         cells = [f"{point.guidance:g}"]
         for name, _, digits, best in columns:
@@ -95,19 +120,21 @@ def table(points: Sequence[Point]) -> str:
             if name == "inception_score" and value is not None:
                 text += f" ± {point.quality.inception_score_error:.{digits}f}"
             cells.append(f"**{text}**" if value == best(values) and len(points) > 1 else text)
+        cells.append("" if point.images_per_second is None else f"{point.images_per_second:,.1f}")
         lines.append(" | ".join(cells))
     return "\n".join(f"| {line} |" if "---" not in line else f"|{line}|" for line in lines) + f"\n\n{caption(points)}"
 
 
 def caption(points: Iterable[Point]) -> str:
     """What the figures rest on: the images, the reference, and the network by name and sha256; one for all points."""
-    found = dict.fromkeys(_caption(point.quality) for point in points)
+    found = dict.fromkeys(described(point.quality) for point in points)
     if len(found) > 1:
         raise ValueError(f"figures that cannot be compared: {'; but '.join(found)}")
     return next(iter(found))
 
 
-def _caption(q: Quality) -> str:
+def described(q: Quality) -> str:
+    """What the figures of one set rest on."""
     known = "" if q.standard else "; not a network known to give published figures"
     return f"{q.images:,} images against {q.reference:,}; features of {q.network} (sha256 {q.sha256[:12]}){known}"
 
@@ -168,7 +195,7 @@ def _read(path: Path, conditions: dict[str, Any]) -> tuple[dict[float, Point], s
         return {}, ""
     try:
         found = json.loads(path.read_text())
-        points = [Point(float(p["guidance"]), Quality(**p["quality"])) for p in found["points"]]
+        points = [Point(float(p["guidance"]), Quality(**p["quality"]), p["images_per_second"]) for p in found["points"]]
         stated = {name: found["conditions"][name] for name in conditions}
     except (OSError, ValueError, KeyError, TypeError) as error:
         return {}, f"{path} is not the file of a sweep: {error}"

@@ -8,12 +8,27 @@ Shapes: S segments, Tq and Tk packed queries and keys, h heads, d head width.
 
 from __future__ import annotations
 
+from importlib.util import find_spec
+from typing import Any
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 from torch.nn.attention.varlen import varlen_attn
 
 from maskless.problems import Offsets
+
+
+def _load() -> Any:
+    """The Triton kernels, or None where there are none: they come with torch's builds for CUDA."""
+    if torch.version.cuda is None or not find_spec("triton"):
+        return None
+    from maskless.nn import cuda
+
+    return cuda
+
+
+KERNELS = _load()  # at once: a compiled layer could not
 
 
 def attention(q: Tensor, k: Tensor, v: Tensor, q_offsets: Offsets, k_offsets: Offsets, *, causal: bool) -> Tensor:
@@ -33,10 +48,13 @@ def _dense(q: Tensor, k: Tensor, v: Tensor, segments: int, causal: bool) -> Tens
 
 
 def _packed(q: Tensor, k: Tensor, v: Tensor, q_offsets: Offsets, k_offsets: Offsets, causal: bool) -> Tensor:
-    window = (-1, 0) if causal else (-1, -1)
-    ends = q_offsets.bounds, k_offsets.bounds, q_offsets.longest, k_offsets.longest
-    out = varlen_attn(q, k, v, *ends, window_size=window)
-    assert isinstance(out, Tensor)  # a pair only when the log-sum-exp is asked for
+    """Our kernels, a quarter faster than torch's for segments of this kind (docs/results.md), where they can be."""
+    if KERNELS is not None and q.shape[2] in (16, 32, 64):  # wider heads need more shared memory than small GPUs have
+        out, _ = KERNELS.attend_segments(q, k, v, q_offsets.bounds, k_offsets.bounds, causal)
+    else:
+        ends = q_offsets.bounds, k_offsets.bounds, q_offsets.longest, k_offsets.longest
+        out = varlen_attn(q, k, v, *ends, window_size=(-1, 0) if causal else (-1, -1))
+    assert isinstance(out, Tensor)
     return out
 
 

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from maskless.nn.attention import rotary_table
-from maskless.nn.blocks import ConstantCondition, Embedding, Head, Read, SelfBlock, read_logits
+from maskless.nn.blocks import ConstantCondition, Embedding, Head, Read, SelfBlock, lowered, read_logits
 from maskless.problems import Offsets, Problems
 
 
@@ -77,7 +77,7 @@ class CausalTransformer(nn.Module):
     def hidden(self, tokens: Tensor, condition: Tensor) -> Tensor:
         """What the head reads for positions 0 to n, given tokens 0 to n-1.  (S, n), (1, C) -> (S, n+1, D)"""
         S, n = tokens.shape
-        x = torch.cat([self.start.expand(S, 1, -1), self.embedding(tokens)], 1).flatten(0, 1)
+        x = torch.cat([lowered(self.start).expand(S, 1, -1), self.embedding(tokens)], 1).flatten(0, 1)
         offsets, rope = Offsets.regular(S, n + 1, x.device), self.rope[: n + 1].repeat(S, 1, 1)
         for block in self.blocks:
             x = block(x, offsets, rope, condition)

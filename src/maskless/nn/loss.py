@@ -35,6 +35,15 @@ def cost(head: Head, x: Tensor, condition: Tensor, *, answers: Tensor, weights: 
     return weighted_cross_entropy(*head.operands(x, condition), answers, weights, head.never)
 
 
+def costs_each(head: Head, x: Tensor, condition: Tensor, *, answers: Tensor) -> Tensor:
+    """The negative log-probability of each answer, in float32, without gradients.  (U, D), (1 or U, C), (U,) -> (U,)"""
+    hidden, weight, bias = head.operands(x, condition)
+    dtype, ones = product_type(hidden), torch.ones_like(answers, dtype=torch.float32)
+    rows = chunk_size(len(hidden), len(weight), dtype)
+    with torch.no_grad(), torch.autocast(hidden.device.type, enabled=False):
+        return _walk(hidden, weight, bias, answers, ones, head.never, rows, dtype)
+
+
 def weighted_cross_entropy(
     hidden: Tensor,
     weight: Tensor,
@@ -52,20 +61,24 @@ def weighted_cross_entropy(
 
     hidden (U, D), weight (V, D), bias (V,), answers (U,), weights (U,) -> ()
     """
-    device = hidden.device.type
-    dtype = torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else hidden.dtype
+    dtype = product_type(hidden)
     rows = chunk or chunk_size(len(hidden), len(weight), dtype)
-    with torch.autocast(device, enabled=False):
+    with torch.autocast(hidden.device.type, enabled=False):
         if torch.is_grad_enabled():
             return _Walk.apply(hidden, weight, bias, answers, weights, never, rows, dtype)
-        return _walk(hidden, weight, bias, answers, weights, never, rows, dtype)
+        return _walk(hidden, weight, bias, answers, weights, never, rows, dtype).sum()
+
+
+def product_type(x: Tensor) -> torch.dtype:
+    device = x.device.type
+    return torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else x.dtype
 
 
 def chunk_size(targets: int, vocab: int, dtype: torch.dtype) -> int:
     """How many targets to take at a time: chunks of about one size, in whole tiles of a matrix product.  U, V -> C"""
-    most = max(TILE, CHUNK_BYTES // (_up(vocab, ALIGNED) * dtype.itemsize) // TILE * TILE)
+    most = max(TILE, CHUNK_BYTES // (round_up(vocab, ALIGNED) * dtype.itemsize) // TILE * TILE)
     chunks = max(1, math.ceil(targets / most))
-    return max(TILE, _up(math.ceil(targets / chunks), TILE))
+    return max(TILE, round_up(math.ceil(targets / chunks), TILE))
 
 
 class _Walk(torch.autograd.Function):
@@ -73,10 +86,10 @@ class _Walk(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, hidden: Tensor, weight: Tensor, bias: Tensor | None, *others: Any) -> Tensor:
-        (V, D), P = weight.shape, _up(len(weight), ALIGNED)
+        (V, D), P = weight.shape, round_up(len(weight), ALIGNED)
         d_hidden = hidden.new_empty(hidden.shape)
-        d_weight, d_bias = (weight.new_zeros(shape, dtype=_exact(weight.dtype)) for shape in ((P, D), (P,)))
-        loss = _walk(hidden, weight, bias, *others, gradients=(d_hidden, d_weight, d_bias))
+        d_weight, d_bias = (weight.new_zeros(shape, dtype=exact(weight.dtype)) for shape in ((P, D), (P,)))
+        loss = _walk(hidden, weight, bias, *others, gradients=(d_hidden, d_weight, d_bias)).sum()
         ctx.save_for_backward(d_hidden, d_weight[:V], None if bias is None else d_bias[:V])
         return loss
 
@@ -98,8 +111,8 @@ def _walk(
     *,
     gradients: tuple[Tensor, Tensor, Tensor] | None = None,
 ) -> Tensor:
-    """The loss; gradients: of hidden, to be filled, and of the padded weight and bias, to be added to."""
-    (U, D), V, P = hidden.shape, len(weight), _up(len(weight), ALIGNED)
+    """Weighted costs, (U,); gradients: of hidden, to be filled, and of the padded weight and bias, to be added to."""
+    (U, D), V, P = hidden.shape, len(weight), round_up(len(weight), ALIGNED)
     w, b = weight.new_zeros(P, D, dtype=dtype), weight.new_zeros(P, dtype=dtype)
     w[:V] = weight
     if bias is not None:
@@ -112,13 +125,13 @@ def _walk(
         parts.append(costs_of(x, answers[part], weights[part], V, never, gradients=gradients is not None))
         if gradients is not None:  # x is now the gradient of the logits
             d_hidden, d_weight, d_bias = gradients
-            _multiply(x, w, d_hidden[part], add=False)
-            _multiply(x.T, h, d_weight, add=True)
+            multiply(x, w, d_hidden[part], add=False)
+            multiply(x.T, h, d_weight, add=True)
             d_bias += x.sum(0, dtype=d_bias.dtype)
-    return torch.cat(parts).sum() if parts else w.new_zeros((), dtype=_exact(dtype))
+    return torch.cat(parts) if parts else w.new_zeros(0, dtype=exact(dtype))
 
 
-def _multiply(a: Tensor, b: Tensor, into: Tensor, *, add: bool) -> None:
+def multiply(a: Tensor, b: Tensor, into: Tensor, *, add: bool) -> None:
     """into = a b (+ into), where `into` may be of a wider type than the factors."""
     if into.dtype == a.dtype:
         into.addmm_(a, b, beta=int(add))
@@ -135,7 +148,7 @@ def costs(x: Tensor, answers: Tensor, weights: Tensor, vocab: int, never: int | 
 
     Columns from `vocab` on are padding, their gradient is 0.  (C, P), (C,), (C,) -> (C,)
     """
-    p, answers, weights = x.to(_exact(x.dtype)), answers[:, None], weights[:, None]
+    p, answers, weights = x.to(exact(x.dtype)), answers[:, None], weights[:, None]
     p[:, vocab:] = -torch.inf
     if never is not None:
         p[:, never] = -torch.inf
@@ -163,10 +176,10 @@ def _widens(device: torch.device) -> bool:
     return device.type == "cuda" and torch.version.cuda is not None and torch.cuda.get_device_capability(device)[0] >= 8
 
 
-def _exact(dtype: torch.dtype) -> torch.dtype:
+def exact(dtype: torch.dtype) -> torch.dtype:
     """float32, or float64 for float64."""
     return torch.promote_types(dtype, torch.float32)
 
 
-def _up(number: int, step: int) -> int:
+def round_up(number: int, step: int) -> int:
     return math.ceil(number / step) * step

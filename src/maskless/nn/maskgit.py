@@ -22,7 +22,9 @@ from maskless.nn.blocks import (
     Norm,
     Operands,
     Read,
+    dropout,
     gated,
+    lowered,
     modulated,
     read_logits,
     spread,
@@ -88,7 +90,7 @@ class MaskGIT(nn.Module):
         known = problems.offsets.owner * L + problems.positions
         tokens = torch.full((S * L,), self.config.mask, device=known.device).index_copy(0, known, problems.tokens)
         image = F.embedding(tokens.view(S, L)[:, 1:], self.head.linear.weight) + self.places
-        x = torch.cat([self.register.expand(S, 1, -1), image], 1).flatten(0, 1)  # (S*L, D)
+        x = lowered(torch.cat([self.register.expand(S, 1, -1), image], 1)).flatten(0, 1)  # (S*L, D)
         offsets = Offsets.regular(S, L, x.device)
         for block in self.blocks:
             x = block(x, offsets, condition)
@@ -119,9 +121,9 @@ class Block(nn.Module):
         q, k = rms_normalise(q), rms_normalise(k)  # over all heads together
         q, k, v = (y.view(len(offsets), -1, self.heads, y.shape[1] // self.heads).transpose(1, 2) for y in (q, k, v))
         a = F.scaled_dot_product_attention(q, k, v, dropout_p=rate)  # (S, h, L, d)
-        x = x + F.dropout(gated(a.transpose(1, 2).reshape(x.shape), self.out, gate1), rate)
+        x = x + dropout(gated(a.transpose(1, 2).reshape(x.shape), self.out, gate1), rate, self.training)
         gate, value = F.linear(*modulated(rms_normalise(x), self.up, self.norm2, shift2, scale2)).chunk(2, -1)
-        return x + gated(F.dropout(F.silu(gate) * value, rate), self.down, gate2)
+        return x + gated(dropout(F.silu(gate) * value, rate, self.training), self.down, gate2)
 
 
 class TiedHead(Head):

@@ -21,9 +21,9 @@ from maskless.nn.blocks import (
     CrossBlock,
     Embedding,
     Head,
+    Normalised,
     Read,
     SelfBlock,
-    normalise,
     read_logits,
     spread,
 )
@@ -87,6 +87,7 @@ class PartitionTransformer(nn.Module):
         self.registers = Registers(D) if config.registers else None
         ordered = config.context == "ordered"
         self.encoder = nn.ModuleList(SelfBlock(D, heads, C, dropout, causal=ordered) for _ in range(config.encoder))
+        self.normalised = Normalised()
         reserved = Registers.PLACES if config.registers else 0
         self.swap = GroupSwap(D, heads, reserved + config.length, config.queries, config.swap == "residual")
         self.decoder = nn.ModuleList(CrossBlock(D, heads, C, dropout) for _ in range(config.decoder))
@@ -116,7 +117,7 @@ class PartitionTransformer(nn.Module):
         for block in self.encoder:
             memory = block(memory, offsets, ropes[1], condition)
         x = self.swap(targets, memory, ends, ropes).to(memory.dtype)  # (U, D)
-        memory = normalise(memory)  # once for all decoder layers: their norms share the statistics
+        memory = self.normalised(memory)  # once for all decoder layers: their norms share the statistics
         for block in self.decoder:
             x = block(x, memory, ends, ropes, condition)
         return x
@@ -192,13 +193,13 @@ class GroupSwap(nn.Module):
 
 def segment_mean(x: Tensor, offsets: Offsets) -> Tensor:
     """The mean of each segment, 0 for an empty one.  (T, D) -> (S, D)"""
-    total = x.new_zeros(len(offsets), x.shape[1]).index_add(0, offsets.owner, x)
+    total = x.new_zeros(len(offsets), x.shape[1], dtype=torch.float32).index_add(0, offsets.owner, x.float())
     return total / offsets.lengths.clamp_min(1)[:, None]
 
 
 def segment_logsumexp(x: Tensor, offsets: Offsets) -> Tensor:
     """The log-sum-exp of each segment per channel, 0 for an empty one.  (T, D) -> (S, D)"""
-    index = offsets.owner[:, None].expand_as(x)
+    x, index = x.float(), offsets.owner[:, None].expand_as(x)
     top = x.detach().new_full((len(offsets), x.shape[1]), -torch.inf).scatter_reduce(0, index, x.detach(), "amax")
     top = top.masked_fill(top.isinf(), 0.0)
     total = x.new_zeros(len(offsets), x.shape[1]).index_add(0, offsets.owner, (x - top[offsets.owner]).exp())

@@ -19,17 +19,19 @@ import torch
 from rich.console import Console
 from rich.markup import escape
 
-from maskless.codec.vq import VQ, VQConfig, check_size, read_codec, to_images
+from maskless import pictures
+from maskless.codec.vq import VQ, VQConfig, check_size, read_codec, to_images, to_pixels
 from maskless.codec.vq_losses import psnr
+from maskless.data.images import read_images
 from maskless.files import write_aside
 from maskless.nn import autocast
-from maskless.train.codec_images import picture, read_images
 from maskless.train.codec_loop import CodecConfig, CodecStep, Trainer, share_done, train_steps
 from maskless.train.loop import Clock, is_due
 from maskless.train.report import Metrics, progress_bar
 from maskless.train.state import saved
 
-HELD_OUT, MOST_HELD_OUT = 20, 1_024  # one image in 20 is held out, these many at most
+MOST_TESTED = 1_024  # of the images that are held out
+LARGEST = 64  # pixels along a side, if nobody says
 SHOWN = 8  # images in the picture of reconstructions
 MULTIPLIERS = {2: (1, 2), 4: (1, 2, 4), 8: (1, 2, 2, 4)}  # by factor
 # What may change when a run goes on; everything else is as it began.
@@ -68,7 +70,7 @@ def configure(
     codec: keywords of `VQConfig`. training: keywords of `CodecConfig`.
     """
     if not images:
-        raise ValueError("what to train on? expected --images FOLDER or --images FILE.npy")
+        raise ValueError("what to train on? expected --images with a folder, an archive or arrays")
     if factor not in MULTIPLIERS:
         raise ValueError(f"factor {factor} is out of range: expected one of {', '.join(map(str, MULTIPLIERS))}")
     if (folder / "run.json").exists():
@@ -79,8 +81,7 @@ def configure(
     sizes = {"codes": 1024, "width": 128 if large else 32, "latent": 256 if large else 64} | (codec or {})
     steps = 10_000_000 if training.get("minutes") else 20_000 if large else 500
     settings = {"steps": steps, "batch": 64 if large else 16, "learning_rate": 3e-4 if large else 1e-3} | training
-    whole = tuple(str(Path(source).resolve()) for source in images)
-    return CodecConfig(images=whole, codec=VQConfig(multipliers=MULTIPLIERS[factor], **sizes), **settings)
+    return CodecConfig(images=_whole(images), codec=VQConfig(multipliers=MULTIPLIERS[factor], **sizes), **settings)
 
 
 def resumed(
@@ -90,11 +91,16 @@ def resumed(
     config = read_config(folder)
     own = dataclasses.asdict(config.codec) | dataclasses.asdict(config) | {"factor": config.codec.factor}
     given = (codec or {}) | training | ({} if factor is None else {"factor": factor})
-    given |= {"images": tuple(str(Path(source).resolve()) for source in images)} if images else {}
+    given |= {"images": _whole(images)} if images else {}
     for name, value in given.items():
         if name not in CHANGEABLE and own[name] != value:
             raise ValueError(f"{name} is {own[name]} in {folder}, not {value}: a run goes on as it began")
     return dataclasses.replace(config, **{name: value for name, value in training.items() if name in CHANGEABLE})
+
+
+def _whole(images: list[str]) -> tuple[str, ...]:
+    """Sources under names that hold in any folder."""
+    return tuple(source if source.startswith("hf:") else str(Path(source).resolve()) for source in images)
 
 
 def read_config(folder: Path) -> CodecConfig:
@@ -115,13 +121,14 @@ def find_device() -> torch.device:
 class CodecRun:
     """A run in progress: what is trained, and what happens at its stations."""
 
-    def __init__(self, folder: Path, config: CodecConfig, images: np.ndarray):
-        """images: (N, H, W, C) uint8"""
+    def __init__(self, folder: Path, config: CodecConfig, images: np.ndarray, held_out: np.ndarray):
+        """images: (N, H, W, C) uint8; held_out: (N,) bool, those to test on; where there are none, on the others."""
         self.folder, self.config, self.images = folder, config, images
-        every, count = np.arange(len(images)), min(MOST_HELD_OUT, len(images) // HELD_OUT)
-        apart = np.arange(count) * len(images) // max(1, count)  # evenly: a folder is sorted by class
-        self.held_out, self.tested = count > 0, apart if count else every
-        self.trainer = Trainer(config, images, np.setdiff1d(every, apart), find_device())
+        self.held_out, trained = bool(held_out.any()), np.flatnonzero(~held_out)
+        tested = np.flatnonzero(held_out) if self.held_out else trained
+        count = min(MOST_TESTED, len(tested))
+        self.tested = tested[np.arange(count) * len(tested) // count]  # evenly: a folder is sorted by class
+        self.trainer = Trainer(config, images, trained, find_device())
         self.start, spent = self._restore()
         folder.mkdir(parents=True, exist_ok=True)
         for part in (*folder.glob(".*.part"), *folder.glob("*/.*.part")):  # what a killed process left half-written
@@ -142,12 +149,14 @@ class CodecRun:
     def _write_losses(self) -> float | None:
         if not self.waiting:
             return None
-        for step in self.waiting:
-            line = {"loss": step.loss.item()} | {name: value.item() for name, value in step.parts.items()}
+        found = [{"loss": step.loss, **step.parts, "gradient": step.gradient} for step in self.waiting]
+        values = iter(torch.stack([value.float() for line in found for value in line.values()]).tolist())  # one wait
+        for step, names in zip(self.waiting, found, strict=True):
+            line = {name: next(values) for name in names}
             if not math.isfinite(line["loss"]):
                 raise ValueError(f"the loss is {line['loss']} at step {step.step}: try a lower learning rate")
-            line |= {"gradient": step.gradient.item(), "rate": step.rate}
-            self._note(step.step, **line, **(self._use() if step is self.waiting[-1] else {}))
+            use = self._use() if step is self.waiting[-1] else {}
+            self._note(step.step, **line, rate=step.rate, **use)
         self.waiting.clear()
         return line["loss"]
 
@@ -162,7 +171,8 @@ class CodecRun:
                 with autocast(device):
                     out, _ = self.trainer.codec(images)
                 if first == 0:
-                    picture(images[:SHOWN], out[:SHOWN], self.folder / "reconstructions.png")
+                    shown, rebuilt = (to_pixels(part[:SHOWN]).cpu() for part in (images, out))
+                    pictures.reconstructions(shown, rebuilt, self.folder / "reconstructions.png")
                 decibels.append(psnr(out, images))
                 differences.append((out.float().clamp(-1, 1) - images).abs().mean((1, 2, 3)))
         each = torch.cat(decibels).double().cpu()
@@ -215,8 +225,8 @@ class CodecRun:
 
 def train_codec(folder: Path, config: CodecConfig, console: Console) -> CodecSummary:
     """Train from the newest state in the folder, or from the start, to the end, showing progress."""
-    images = _read(config, console)
-    run, first = CodecRun(folder, config, images), None
+    images, held_out = read_pictures(config, console)
+    run, first = CodecRun(folder, config, images, held_out), None
     size = sum(p.numel() for p in run.trainer.codec.parameters()) / 1e6
     resumed = f", resumed at step {run.start:,}" if run.start else ""
     _say(
@@ -258,21 +268,28 @@ def described(quality: Quality) -> str:
     )
 
 
-def _read(config: CodecConfig, console: Console) -> np.ndarray:
-    skipped: list[str] = []
+def read_pictures(config: CodecConfig, console: Console) -> tuple[np.ndarray, np.ndarray]:
+    """All pictures of a run as squares, and which of them are held out.  (N, s, s, 3) uint8, (N,) bool
+
+    Held out is what the data holds out, or one in 20.
+    """
+    found, broken = read_images(config.images), list[str]()
+    factor = config.codec.factor
+    size = config.size or max(factor, min(LARGEST, found.side()) // factor * factor)
+    images, held_out = np.empty((found.total, size, size, 3), np.uint8), np.zeros(found.total, dtype=bool)
+    count = 0
     with progress_bar(console) as bar:
-        task = bar.add_task("reading", total=None, text="")
-        images = read_images(
-            config.images,
-            config.size,
-            on_image=lambda done: bar.update(task, text=f"{done:,} images"),
-            on_skip=lambda path, reason: skipped.append(f"{path} ({reason})"),
-        )
-        bar.update(task, total=1, completed=1)
-    if skipped:
-        named = ", ".join(skipped[:5]) + (", ..." if len(skipped) > 5 else "")
-        _say(console, escape(f"  {len(skipped):,} file(s) skipped that hold no image: {named}"))
-    return images
+        task = bar.add_task("reading", total=found.total, text="")
+        for square, _, side in found.pictures(size, on_broken=broken.append):
+            images[count], held_out[count] = square, side == "valid"
+            count += 1
+            if count % 1_000 == 0:
+                bar.update(task, completed=count, text=f"{count:,} images")
+        bar.update(task, completed=found.total, text=f"{count:,} images")
+    if broken:
+        named = "; ".join(broken[:5]) + ("; ..." if len(broken) > 5 else "")
+        _say(console, escape(f"  {len(broken):,} image(s) skipped that cannot be read: {named}"))
+    return images[:count], held_out[:count]
 
 
 def _say(console: Console, text: str) -> None:

@@ -41,8 +41,8 @@ FLIPS, REVIVALS = 1, 2  # what a step draws
 class CodecConfig:
     """Everything that determines the training of a codec; stands in its run.json."""
 
-    images: tuple[str, ...]  # folders and .npy files
-    size: int | None = None  # pixels along a side; None: as the arrays have them
+    images: tuple[str, ...]  # what `data.images.read_images` takes
+    size: int | None = None  # pixels along a side; None: as the first image has them, 64 at most
     codec: VQConfig
     steps: int = 20_000
     minutes: float | None = None  # stop after this long (evaluating and saving not counted), if before the last step
@@ -136,12 +136,14 @@ class Trainer:
     def batch(self, step: int) -> Tensor:
         """The images of a step, some of them flipped.  (B, C, H, W)"""
         rows = self.rows[global_batch(step, self.config.batch, len(self.rows), self.config.seed)]
-        images = to_images(torch.from_numpy(self.images[rows]).to(self.device))
-        if not self.config.flip:
-            return images
-        generator = torch.Generator().manual_seed(mixed_seed(self.config.seed, step, FLIPS))
-        flipped = torch.rand(len(rows), generator=generator) < 0.5
-        return torch.where(flipped.to(self.device)[:, None, None, None], images.flip(3), images)
+        pixels = torch.from_numpy(self.images[rows])
+        if self.config.flip:
+            generator = torch.Generator().manual_seed(mixed_seed(self.config.seed, step, FLIPS))
+            flipped = torch.rand(len(rows), generator=generator) < 0.5
+            pixels = torch.where(flipped[:, None, None, None], pixels.flip(2), pixels)
+        if self.device.type == "cuda":  # from pinned memory the copy does not wait for the steps before
+            pixels = pixels.pin_memory().to(self.device, non_blocking=True)
+        return to_images(pixels.to(self.device))
 
     @torch.no_grad()
     def revive(self, step: int, latents: Tensor) -> None:

@@ -8,16 +8,15 @@ not depend on how the batch is shared out over processes.
 from __future__ import annotations
 
 import math
-import queue
-import threading
 import time
 import warnings
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from functools import partial
-from typing import TypeVar
+from typing import Any
 
+import numpy as np
 import torch
 from accelerate import Accelerator
 from accelerate.tracking import LOGGER_TYPE_TO_CLASS
@@ -26,10 +25,12 @@ from torch import Tensor, nn
 from maskless.data.image_tokens import ImageTokens
 from maskless.data.tokens import TokenRows, global_batch
 from maskless.nn import autocast, maskgit
-from maskless.nn.blocks import CrossBlock, SelfBlock
+from maskless.nn.blocks import CrossBlock, Head, Normalised, SelfBlock
 from maskless.nn.loss import cost
 from maskless.nn.partition import GroupSwap
 from maskless.objective import OBJECTIVES, Task, drop_labels, mixed_seed, noise
+from maskless.train.ahead import ahead
+from maskless.train.captured import Captured, Piece
 from maskless.train.state import whole
 
 # What `--model` names: the network that is built and the task it is trained on.
@@ -42,11 +43,11 @@ MODELS = {
 }
 TEXT_MODELS = ("pgm", "mdlm", "mdlm-complementary", "ar")
 IMAGE_MODELS = ("pgm", "maskgit")
-T = TypeVar("T")
 WEIGHTS = {"bounded": "pgm", "released": "pgm-released", "exact": "pgm-exact", "arccos": "pgm-arccos"}
 DECAYS = ("constant", "cosine")
 INITIALS = ("open", "released")
 TRACKERS = ("none", *sorted(LOGGER_TYPE_TO_CLASS))
+OF_ONE_SHAPE = {name for name in OBJECTIVES if name not in ("mdlm", "maskgit")}  # whose targets vary in number
 SETTLED = 2  # steps that compile the layers; later ones must not
 
 
@@ -55,9 +56,7 @@ class TrainConfig:
     """How to train. The defaults are the paper's where it has them (PGM, Sec. 5.1)."""
 
     model: str = "pgm"  # pgm, mdlm, mdlm-complementary, ar; maskgit for pictures
-    weights: str = (
-        "bounded"  # of two-group tasks: bounded, released (unbounded), exact (by group size), arccos (pictures)
-    )
+    weights: str = "bounded"  # of two groups: bounded, released (unbounded), exact (by group size), arccos (pictures)
     steps: int = 1_000_000
     minutes: float | None = None  # stop after this long (evaluating and saving not counted), if before the last step
     batch: int = 512  # sequences of an optimiser step, over all processes
@@ -146,6 +145,16 @@ class Clock:
         self.begin += time.monotonic() - before
 
 
+@dataclass(frozen=True)
+class Work:
+    """What steps work on: the tasks of training, or the lessons of a teacher."""
+
+    pieces: Callable[[int], tuple[list[Any], int]]  # of a step: this process's share, and what the whole batch counts
+    loss: Callable[[nn.Module, Any], Tensor]  # the sum over a piece
+    of_one_shape: bool = False  # whether all pieces are, so that a pass can be captured
+    ready: Callable[[Any], Piece] = lambda piece: piece  # what is done to a piece before the pass over it
+
+
 def train(
     network: nn.Module,
     optimizer: torch.optim.Optimizer,
@@ -161,21 +170,45 @@ def train(
 
     network, optimizer: as prepared by the accelerator. clock: goes on from earlier parts of the run.
     """
+    world, rank, device = accelerator.num_processes, accelerator.process_index, accelerator.device
+    work = Work(
+        lambda step: _tasks(rows, config, step, world, rank, pad, device), _cost, config.objective in OF_ONE_SHAPE
+    )
+    return take_steps(network, optimizer, work, config, accelerator, start=start, clock=clock)
+
+
+def take_steps(
+    network: nn.Module,
+    optimizer: torch.optim.Optimizer,
+    work: Work,
+    config: TrainConfig,
+    accelerator: Accelerator,
+    *,
+    start: int = 0,
+    clock: Clock | None = None,
+) -> Iterator[Progress]:
+    """As `train`, on any work."""
     clock, device = clock or Clock(0.0), accelerator.device
     world, rank = accelerator.num_processes, accelerator.process_index
-    tasks = (_tasks(rows, config, step, world, rank, pad, device) for step in range(start, config.steps))
     network.train()
+    alone = world == 1 and config.accumulate == 1 and not config.fsdp
+    once = Captured(
+        partial(_pass, network, accelerator, work),
+        network.parameters(),
+        device,
+        enabled=alone and _compiles(config, device) and work.of_one_shape,
+    )
     share = share_done(config, start, clock, accelerator)
     if share >= 1:
         return
-    for step, (pieces, count) in enumerate(_ahead(tasks), start):
+    for step, (pieces, count) in enumerate(ahead(map(work.pieces, range(start, config.steps))), start):
         rate = learning_rate(config, step, share)
         for group in optimizer.param_groups:
             group["lr"] = rate
         torch.manual_seed(mixed_seed(config.seed, step, rank))  # dropout
         settled = _compiles(config, device) and step >= start + SETTLED
         with _compiling_noticed() if settled else nullcontext():
-            loss = _backward(network, pieces, world / count, accelerator)
+            loss = _backward(network, once, work.ready, pieces, world / count, accelerator)
         norm = whole(accelerator.clip_grad_norm_(network.parameters(), config.clip))
         optimizer.step()
         optimizer.zero_grad(set_to_none=True)
@@ -186,19 +219,33 @@ def train(
             return
 
 
-def _backward(network: nn.Module, pieces: list[Task], scale: float, accelerator: Accelerator) -> Tensor:
+def _backward(
+    network: nn.Module,
+    once: Captured,
+    ready: Callable[[Any], Piece],
+    pieces: list[Any],
+    scale: float,
+    accelerator: Accelerator,
+) -> Tensor:
     """The loss of all pieces times `scale`, its gradients added to the parameters'."""
-    device = accelerator.device
-    total = torch.zeros((), device=device)
-    for number, task in enumerate(pieces, 1):
-        task = task.map(lambda x: x.to(device, non_blocking=True))
+    losses = []
+    for number, piece in enumerate(pieces, 1):
         with nullcontext() if number == len(pieces) else accelerator.no_sync(network):
-            with autocast(device):
-                loss = network(task.problems, partial(cost, answers=task.answers, weights=task.weights))
-            loss = loss * scale
-            accelerator.backward(loss)
-        total += loss.detach()
-    return total
+            losses.append(once(ready(piece), scale))
+    return torch.stack(losses).sum()
+
+
+def _pass(network: nn.Module, accelerator: Accelerator, work: Work, piece: Piece, scale: Tensor) -> Tensor:
+    """The loss of a piece times `scale`, its gradients added to the parameters'."""
+    with autocast(accelerator.device):
+        loss = work.loss(network, piece)
+    loss = loss * scale
+    accelerator.backward(loss)
+    return loss
+
+
+def _cost(network: nn.Module, task: Task) -> Tensor:
+    return network(task.problems, partial(cost, answers=task.answers, weights=task.weights))
 
 
 def learning_rate(config: TrainConfig, step: int, share: float) -> float:
@@ -212,8 +259,10 @@ def compile_layers(network: nn.Module, config: TrainConfig, device: torch.device
     """Compile each kind of layer once; all layers of a kind share the code, so it starts in seconds."""
     if _compiles(config, device):
         for module in network.modules():
-            if isinstance(module, SelfBlock | CrossBlock | GroupSwap | maskgit.Block):
+            if isinstance(module, SelfBlock | CrossBlock | GroupSwap | Normalised | maskgit.Block):
                 module.compile()
+            elif isinstance(module, Head):  # of it only what stands before the loss, which walks in chunks
+                module.operands = torch.compile(module.operands)  # type: ignore[method-assign]
 
 
 def _compiles(config: TrainConfig, device: torch.device) -> bool:
@@ -247,61 +296,35 @@ def _tasks(
     """This process's pieces of a step's global batch, and how many tokens of the whole batch count."""
     numbers = global_batch(step, config.batch, len(rows), config.seed)
     t, u = noise(config.batch, rows.length, seed=config.seed, step=step)
-    size = config.batch // (world * config.accumulate)
-    first = rank * config.accumulate
-    pieces = [slice((first + i) * size, (first + i + 1) * size) for i in range(config.accumulate)]
     build = OBJECTIVES[config.objective]
     tasks = []
-    for piece in pieces:
+    for piece in pieces_of(config, world, rank):
         tokens = rows.rows(numbers[piece])
-        task = build(tokens, t[piece], u[piece], _counts(rows, tokens, pad))
-        if isinstance(rows, ImageTokens) and (labels := rows.labels(numbers[piece])) is not None:
-            task = task.labelled(drop_labels(labels, u[piece, 0], config.label_dropout, rows.classes))
+        task = build(tokens, t[piece], u[piece], counts(rows, tokens, pad))
+        task = task.labelled(labels_of(rows, numbers[piece], u[piece, 0], config.label_dropout))
         tasks.append(task.map(Tensor.pin_memory) if device.type == "cuda" else task)
     if isinstance(rows, ImageTokens):
         return tasks, config.batch * (rows.length - 1)
-    count = config.batch * rows.length if pad is None else int(_counts(rows, rows.rows(numbers), pad).sum())
+    count = config.batch * rows.length if pad is None else int(counts(rows, rows.rows(numbers), pad).sum())
     return tasks, count
 
 
-def _counts(rows: TokenRows, tokens: Tensor, pad: int | None) -> Tensor:
+def pieces_of(config: TrainConfig, world: int, rank: int) -> list[slice]:
+    """Which rows of the global batch each piece of a process's share has."""
+    size, first = config.batch // (world * config.accumulate), rank * config.accumulate
+    return [slice((first + i) * size, (first + i + 1) * size) for i in range(config.accumulate)]
+
+
+def labels_of(rows: TokenRows, numbers: np.ndarray, u: Tensor, dropped: float) -> Tensor | None:
+    """The labels of some rows, a share of them dropped; None where there are no classes.  (n,), (n,) -> (n,)"""
+    if not isinstance(rows, ImageTokens) or (labels := rows.labels(numbers)) is None:
+        return None
+    return drop_labels(labels, u, dropped, rows.classes)
+
+
+def counts(rows: TokenRows, tokens: Tensor, pad: int | None) -> Tensor:
     """Which tokens count in the loss: all but padding, and the BOS of a picture.  (B, L) -> (B, L) bool"""
-    counts = torch.ones_like(tokens, dtype=torch.bool) if pad is None else tokens != pad
+    counted = torch.ones_like(tokens, dtype=torch.bool) if pad is None else tokens != pad
     if isinstance(rows, ImageTokens):
-        counts[:, 0] = False
-    return counts
-
-
-def _ahead(items: Iterable[T], depth: int = 2) -> Iterator[T]:
-    """The same items, prepared by a thread a little ahead of their use."""
-    ready: queue.Queue[T | Exception | None] = queue.Queue(depth)
-    stop = threading.Event()
-
-    def put(item: T | Exception | None) -> bool:
-        while not stop.is_set():
-            try:
-                ready.put(item, timeout=0.1)
-                return True
-            except queue.Full:
-                pass
-        return False
-
-    def work() -> None:
-        try:
-            for item in items:
-                if not put(item):
-                    return
-            put(None)
-        except Exception as error:  # raised again where the items are used
-            put(error)
-
-    thread = threading.Thread(target=work, daemon=True)
-    thread.start()
-    try:
-        while (item := ready.get()) is not None:
-            if isinstance(item, Exception):
-                raise item
-            yield item
-    finally:
-        stop.set()
-        thread.join()
+        counted[:, 0] = False
+    return counted

@@ -52,6 +52,8 @@ class RunConfig:
     def read(folder: Path) -> RunConfig:
         try:
             fields = json.loads((folder / "run.json").read_text())
+            if "distill" in fields:
+                raise ValueError(f"{folder} is a round of a distillation: go on with `maskless distill --resume`")
             return RunConfig(data=fields["data"], network=fields["network"], train=TrainConfig(**fields["train"]))
         except FileNotFoundError:
             raise ValueError(f"nothing to resume: {folder} has no run.json") from None
@@ -76,16 +78,13 @@ class Run:
 
     def __init__(self, folder: Path, config: RunConfig):
         self.folder, self.config, self.settings = folder, config, config.train
+        self.how: dict[str, Any] = {}  # keywords of `generate` for the samples that are shown
         self.data = open_images(config.data) if holds_images(config.data) else open_tokens(config.data)
         check_processes(self.settings, processes())
         _check_sizes(config, self.data)
         self.accelerator = _accelerator(self.settings, folder)
         self.main = self.accelerator.is_main_process
-        torch.manual_seed(self.settings.seed)  # the same initial weights everywhere
-        make_config, make_network = NETWORKS[MODELS[self.settings.model][0]]
-        network: nn.Module = make_network(make_config(**config.network))
-        if self.settings.initial == "open":
-            open_gates(network)
+        network = self.build()
         compile_layers(network, self.settings, self.accelerator.device)
         self.parameters = sum(p.numel() for p in network.parameters())
         adam = torch.optim.AdamW(
@@ -106,13 +105,23 @@ class Run:
         self.accelerator.init_trackers("tensorboard" if self.settings.tracker == "tensorboard" else "maskless")
         self.clock, self.waiting = Clock(spent), list[Progress]()
 
+    def build(self) -> nn.Module:
+        """The network with its first weights, the same in every process."""
+        torch.manual_seed(self.settings.seed)
+        make_config, make_network = NETWORKS[MODELS[self.settings.model][0]]
+        network: nn.Module = make_network(make_config(**self.config.network))
+        if self.settings.initial == "open":
+            open_gates(network)
+        return network
+
+    def steps(self) -> Iterator[Progress]:
+        """Optimiser steps from where the run stands."""
+        rows, common = self.data.split("train"), (self.settings, self.accelerator)
+        return train(self.network, self.optimizer, rows, *common, start=self.start, clock=self.clock, pad=self.data.pad)
+
     def __iter__(self) -> Iterator[Progress]:
         """Optimiser steps, with the averages kept up."""
-        rows, common = self.data.split("train"), (self.settings, self.accelerator)
-        steps = train(
-            self.network, self.optimizer, rows, *common, start=self.start, clock=self.clock, pad=self.data.pad
-        )
-        for step in steps:
+        for step in self.steps():
             self.ema.update(self.network.parameters())
             yield step
 
@@ -149,8 +158,9 @@ class Run:
         """Texts from the averaged weights; of a model of pictures none, but samples.png in the run's folder."""
         with self.clock.paused(), self._averaged(), torch.compiler.set_stance("force_eager"):
             if not isinstance(self.data, PreparedImages):
-                return generate(self.model, n, seed=self.settings.seed)
-            drawn = generate_images(self.model.to(self.accelerator.device), n=16, seed=self.settings.seed)
+                return generate(self.model, n, seed=self.settings.seed, **self.how)
+            model = self.model.to(self.accelerator.device)
+            drawn = generate_images(model, n=16, seed=self.settings.seed, **self.how)
         if self.main:
             pixels = torch.stack([torch.from_numpy(np.atleast_3d(np.array(picture.image))) for picture in drawn])
             labels = [picture.label or "" for picture in drawn] if self.data.classes else None
@@ -163,13 +173,21 @@ class Run:
         with self.clock.paused():
             trained = self.network, self.optimizer, self.ema, self.accelerator
             state.save(self.folder / "states", step, self.clock.seconds, *trained, self.settings.keep)
-            with self._averaged():
-                weights = {name: state.whole(value) for name, value in self.model.network.state_dict().items()}
-                if self.main:
-                    self.model.save_pretrained(self.folder / "model", weights)
+            self.save_model()
+
+    def save_model(self) -> None:
+        """Write the averaged model."""
+        with self._averaged():
+            weights = {name: state.whole(value) for name, value in self.model.network.state_dict().items()}
+            if self.main:
+                self.model.save_pretrained(self.folder / "model", weights)
+
+    def end(self) -> None:
+        """Close the trackers and part from the other processes."""
+        self.accelerator.end_training()
 
     def close(self) -> None:
-        self.accelerator.end_training()
+        self.end()
         if self.main:
             self.metrics.close()
             plot_losses({self.settings.model: self.metrics.lines}, self.folder / "loss.png")
@@ -191,7 +209,12 @@ class Run:
 
 def run(folder: Path, config: RunConfig, console: Console, *, name: str = "training") -> Summary:
     """Train from the newest state in the folder, or from the start, to the end, showing progress."""
-    this, settings = Run(folder, config), config.train
+    return complete(Run(folder, config), console, name=name)
+
+
+def complete(this: Run, console: Console, *, name: str) -> Summary:
+    """Go on with a run to its end, showing progress."""
+    settings, folder = this.settings, this.folder
     resumed = f", resumed at step {this.start:,}" if this.start else ""
     _say(
         this,
@@ -219,6 +242,8 @@ def run(folder: Path, config: RunConfig, console: Console, *, name: str = "train
             if is_due(settings.save_every, step, share) or last:
                 this.save(done)
             share = step.share
+        if done == this.start:  # all was done: a kill may have come between the last state and its model
+            this.save_model()
         seconds = this.clock.seconds
         speed = tokens * (done - first[0]) / (seconds - first[1]) if first and seconds > first[1] else 0.0
         bar.update(task, completed=1.0, text="evaluating")

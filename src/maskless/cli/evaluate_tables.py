@@ -1,0 +1,99 @@
+"""Tables of what `evaluate` measured of a model of text: samples, orders, leaks, gradient variance."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from maskless.cli import show
+
+if TYPE_CHECKING:
+    from maskless.evaluate.genppl import Mean, Point
+    from maskless.evaluate.leak import Leak
+    from maskless.evaluate.likelihood import Likelihood
+    from maskless.evaluate.variance import Variance
+
+PIPED = 200  # columns where there is no terminal: numbers must not break
+
+
+def likelihoods(found: list[tuple[str, str, Likelihood, float, float | None]]) -> None:
+    """Bounds: the text, the estimator, the bound, bytes per token, and characters per byte where known."""
+    rows = []
+    for text, name, r, bytes_per_token, characters in found:
+        bits, share = r.bits_per_byte(bytes_per_token), r.error / max(r.nats, 1e-9)
+        cells = [f"{value:.4f} ± {value * share:.4f}" for value in (bits, bits / characters if characters else 0)]
+        nats = f"{r.nats:.4f} ± {r.error:.4f}"
+        rows.append([text, name, _perplexity(r), nats, cells[0], cells[1] if characters else "", f"{r.sequences:,}"])
+    units = ["perplexity", "nats per token", "bits per byte", "bits per character"]
+    _table(["text", "estimator", *units, "sequences"], rows)
+
+
+def _number(mean: Mean | None, digits: int = 3) -> str:
+    return "" if mean is None else f"{mean.value:.{digits}f} ± {mean.error:.{digits}f}"
+
+
+def _perplexity(found: Likelihood | None) -> str:
+    return "" if found is None else f"{found.perplexity:.2f} ± {found.perplexity_error:.2f}"
+
+
+SAMPLED = ("Gen-PPL", "Gen-PPL, raw tokens", "entropy", "distinct-1/2/3/4", "longest repeat", "MAUVE", "tokens/s")
+
+
+def _cells(point: Point) -> list[str]:
+    q = point.quality
+    distinct = " / ".join(f"{mean.value:.3f}" for mean in q.distinct.values())
+    repeat, speed = (
+        _number(q.longest_repeat, 1),
+        "" if point.tokens_per_second is None else f"{point.tokens_per_second:,.0f}",
+    )
+    perplexities = [_perplexity(q.retokenised), _perplexity(q.raw)]
+    return [*perplexities, _number(q.entropy), distinct, repeat, _number(q.mauve), speed]
+
+
+def points(found: list[Point], said: str, to: Path | None) -> None:
+    rows = [[str(point.steps) if point.steps else "the data", *_cells(point)] for point in found]
+    _table(["steps", *SAMPLED], rows)
+    show.out.print(said, highlight=False, soft_wrap=True, markup=False)
+    if to is not None:
+        show.err.print(f"figures: {to}", highlight=False, soft_wrap=True)
+
+
+def orders(rows: list[tuple[str, int, Likelihood, Point]]) -> None:
+    cells = [
+        [order, str(K), _perplexity(bound), f"{bound.nats:.4f} ± {bound.error:.4f}", *_cells(point)]
+        for order, K, bound, point in rows
+    ]
+    _table(["order", "steps", "perplexity", "nats per token", *SAMPLED], cells)
+
+
+def leak(found: Leak) -> None:
+    share = f"{found.moved:,} of {found.predictions:,} (± {found.error:.1e})"
+    gradient = "" if found.gradient is None else f"{found.gradient:.3g}"
+    verdict = "no" if found.tight else "YES"
+    titles = ["leaks", "predictions that moved", "largest change", "largest gradient", "moved by what they see"]
+    _table(titles, [[verdict, share, f"{found.furthest:.3g}", gradient, f"{found.seen:.1%}"]])
+
+
+def variances(found: list[Variance], said: str) -> None:
+    base = next(one for one in found if one.objective == "mdlm")
+    rows = []
+    for one in found:
+        of, at_cost = one.variance / base.variance, one.at_equal_cost / base.at_equal_cost
+        value = f"{one.variance:.4g} ± {one.error:.2g}"
+        rows.append([one.objective, value, f"{of:.3f}", f"{one.noise:.3g}", f"{one.cost:.2f}", f"{at_cost:.3f}"])
+    titles = ["objective", "gradient variance", "of mdlm's", "variance / signal", "cost", "at equal cost, of mdlm's"]
+    _table(titles, rows)
+    show.out.print(said, highlight=False)
+
+
+def _table(titles: list[str], rows: list[list[str]]) -> None:
+    """A table without the columns that are empty."""
+    kept = [i for i, _ in enumerate(titles) if any(row[i] for row in rows)]
+    table = Table(*(titles[i] for i in kept))
+    for row in rows:
+        table.add_row(*(Text(row[i]) for i in kept))
+    Console(width=None if show.out.is_terminal else PIPED).print(table)

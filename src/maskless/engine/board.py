@@ -1,0 +1,61 @@
+"""The state of a batch on the device: who is known, in which order, and where the next ones are.
+
+Shapes: B rows, N slots of a row, S rows of a span.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from maskless.engine.kernels import Past
+from maskless.problems import Offsets
+
+
+@dataclass
+class Board:
+    """The rows of a batch on the device; everything stands in the order in which it becomes known."""
+
+    order: Tensor  # (B, N) positions
+    tokens: Tensor  # (B, N) ids
+    at: Tensor  # (B,) int32, how many are known
+    starts: Tensor  # (B,) int32, where each row begins in the flat board
+    columns: Tensor  # (N,) 0, 1, ...
+
+    @staticmethod
+    def empty(rows: int, slots: int, device: torch.device) -> Board:
+        order, tokens = torch.zeros(2, rows, slots, dtype=torch.long, device=device)
+        at = torch.zeros(rows, dtype=torch.int32, device=device)
+        starts = torch.arange(rows, dtype=torch.int32, device=device) * slots
+        return Board(order, tokens, at, starts, torch.arange(slots, device=device))
+
+    def last(self, span: Offsets) -> Tensor:
+        """Where in the flat board the last known tokens are, as many of each row as the span says.  -> (total,)"""
+        S = len(span)
+        length = span.longest if span.equal else span.bounds.diff()
+        return self._index(span, self.starts[:S] + self.at[:S] - length)
+
+    def next(self, span: Offsets) -> Tensor:
+        """Where in the flat board the first unknown ones are."""
+        return self._index(span, self.starts[: len(span)] + self.at[: len(span)])
+
+    def _index(self, span: Offsets, begin: Tensor) -> Tensor:
+        if span.equal:
+            return (begin[:, None] + self.columns[: span.longest]).flatten()
+        return begin[span.owner] + span.within
+
+    def past(self, span: Offsets) -> Past:
+        """All that is known of the rows of a span."""
+        return Past(self.starts[: len(span)], self.at[: len(span)])
+
+    def at_index(self, index: Tensor) -> tuple[Tensor, Tensor]:
+        """Positions and tokens there."""
+        return self.order.view(-1).index_select(0, index), self.tokens.view(-1).index_select(0, index)
+
+    def lay_out(self, into: Tensor, mask: int) -> Tensor:
+        """The first rows by position, with the mask id wherever nothing is known.  (S, L) -> (S, L) itself"""
+        rows = len(into)
+        known = self.columns < self.at[:rows, None]
+        return into.fill_(mask).scatter_(1, self.order[:rows], torch.where(known, self.tokens[:rows], mask))

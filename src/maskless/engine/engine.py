@@ -1,0 +1,187 @@
+"""The engine: a network's weights as it uses them, and runs of any size of batch.
+
+Guidance doubles the rows of a batch: first those with their labels, then the same ones with their labels dropped, in
+one call. Steps in which no row has a weight leave the second half out, but where encoded tokens are cached (ordered
+context, refresh) it goes along in every step of a guided run: what is left out now would have to be encoded later, in a
+step of another shape, and a ramp has only its first and smallest step without weight.
+
+Shapes: B rows, L length, K steps.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Callable
+from weakref import WeakKeyDictionary
+
+import torch
+from torch import Tensor, nn
+
+from maskless.engine.answer import answer
+from maskless.engine.bodies import CausalBody, PartitionBody
+from maskless.engine.maps import maps_in
+from maskless.engine.networks import fold, serves
+from maskless.engine.run import Kind, Run, Task
+from maskless.nn import device_of
+from maskless.problems import Problems
+from maskless.sampling import Filter, Guidance, Plan, Step, Truncation, check_warmup
+
+SHAPES = 4  # how many kinds of batch an engine keeps buffers and graphs for
+
+
+class Engine:
+    """Samples from a network as `sampling.sample` does, from a copy of its weights.
+
+    precision: by default bfloat16 on CUDA and float32 elsewhere; float8_e4m3fn: bfloat16, but the large products have
+    operands in float8, which is faster where many tokens are encoded at once. graphs: capture and replay steps, on
+    CUDA.
+    """
+
+    def __init__(self, network: nn.Module, *, precision: torch.dtype | None = None, graphs: bool = True):
+        if not serves(network):
+            raise ValueError(f"the engine does not serve this network: {type(network).__name__}")
+        self.device = device_of(network)
+        usual = torch.bfloat16 if self.device.type == "cuda" else torch.float32
+        self.body = fold(network, maps_in(precision or usual, self.device))
+        self.graphs = graphs and self.device.type == "cuda"
+        self.runs: OrderedDict[Kind, Run] = OrderedDict()
+
+    def sample(
+        self,
+        tokens: Tensor,
+        plan: Plan,
+        keys: Tensor,
+        *,
+        filter: Filter | None = None,
+        never: tuple[int, ...] = (),
+        warmup: int = 0,
+        labels: Tensor | None = None,
+        guidance: Guidance | None = None,
+        refresh: int = 1,
+        on_step: Callable[[Step], None] | None = None,
+    ) -> None:
+        """Decide tokens (B, L) as planned, in place; on_step sees each step as it is decided.
+
+        labels (B,) and guidance: as in `sampling.sample`. never: ids that are not drawn. warmup: the first steps of a
+        row that draw at half the sharpness. Both come before the filter, as `Never` and `warmed` do.
+
+        refresh: a Partition Transformer with full context encodes all that is known in every step. With refresh=r it
+        does so only in every r-th, and otherwise encodes the new tokens beside the old, which is no longer exact.
+        """
+        if refresh < 1:
+            raise ValueError(f"refresh {refresh} is out of range: expected 1 or more")
+        if refresh > 1 and not (isinstance(self.body, PartitionBody) and not self.body.keeps):
+            raise ValueError(f"refresh {refresh} goes with the full context of a Partition Transformer only")
+        check_warmup(warmup)
+        filter, task = filter or Truncation(), self._task(tokens, plan, keys, warmup, labels, guidance)
+        kind = Kind(
+            rows=len(tokens),
+            length=tokens.shape[1],
+            keeps=self.body.keeps or refresh > 1,
+            filter=filter if isinstance(filter, Truncation) else None,
+            never=never,
+            warm=task.warm is not None,
+            guided=task.weights is not None,
+        )
+        ends = plan.ends
+        if isinstance(self.body, CausalBody):  # all rows read along, also those whose prompts are longer
+            ends = torch.arange(int(ends[:, 0].min()), int(ends.max()) + 1).expand(len(tokens), -1)
+        with torch.no_grad(), torch.autocast(self.device.type, enabled=False):
+            run = self._run(kind)
+            run.begin(task, ends[:, 0], filter)
+            way = _Way(run, ends + self.body.lead, task.weights)
+            for number in range(plan.steps):
+                way.step(number, anew=not self.body.keeps and number % refresh == 0)
+                if on_step is not None and bool((plan.ends[:, number] < plan.ends[:, number + 1]).any()):
+                    on_step(_decided(number, plan, run.decided()))
+            tokens.scatter_(1, plan.order, run.decided())
+
+    def answer(self, problems: Problems) -> Tensor:
+        """Logits at the targets of problems, as the network gives them: for orders that are found on the way."""
+        if isinstance(self.body, CausalBody):
+            raise ValueError("a causal model goes from left to right: expected `sample`")
+        with torch.no_grad(), torch.autocast(self.device.type, enabled=False):
+            return answer(self.body, problems, self.device)
+
+    def close(self) -> None:
+        """Give the memory back."""
+        self.runs.clear()
+        if self.device.type == "cuda":
+            torch.cuda.empty_cache()
+
+    def _task(
+        self, tokens: Tensor, plan: Plan, keys: Tensor, warmup: int, labels: Tensor | None, guidance: Guidance | None
+    ) -> Task:
+        rows, dropped = len(tokens), self.body.dropped
+        if labels is not None:
+            if dropped is None:
+                raise ValueError("labels were given to a network without classes: expected none")
+            if labels.shape != (rows,):
+                raise ValueError(f"labels {tuple(labels.shape)}: expected one for each of {rows} rows")
+            if not bool(((labels >= 0) & (labels <= dropped)).all()):
+                raise ValueError(f"labels {labels.tolist()}: expected 0 to {dropped}")
+        weights = warm = None
+        if guidance is not None and guidance.weight:
+            if labels is None:
+                raise ValueError(f"guidance {guidance.weight} needs labels, one for each row")
+            if guidance.dropped != dropped:
+                raise ValueError(f"guidance drops labels to {guidance.dropped}: expected {dropped}, as in the network")
+            weights = guidance.weights(plan)
+            weights = weights if bool(weights.any()) else None  # a ramp of a single step has no weight
+        if warmup:
+            first = (plan.ends.diff(dim=1) > 0).int().argmax(1, keepdim=True)  # step of each row
+            warm = torch.arange(plan.steps) < first + warmup
+        if labels is None:
+            labels = torch.full((rows,), dropped or 0)
+        return Task(tokens=tokens, plan=plan, keys=keys, labels=labels.cpu(), weights=weights, warm=warm)
+
+    def _run(self, kind: Kind) -> Run:
+        """Buffers and graphs for a kind of batch; the least recently used ones go."""
+        if kind not in self.runs:
+            while len(self.runs) >= SHAPES:
+                self.runs.popitem(last=False)
+            graphs = self.graphs and kind.filter is not None  # another filter may change with each call
+            self.runs[kind] = Run(self.body, kind, device=self.device, graphs=graphs)
+        self.runs.move_to_end(kind)
+        return self.runs[kind]
+
+
+class _Way:
+    """The rows of a run on their way through a plan; weights (B, K) of the guidance."""
+
+    def __init__(self, run: Run, ends: Tensor, weights: Tensor | None):
+        self.run, self.ends, self.weights = run, ends, weights
+        self.encoded = torch.zeros_like(ends[:, 0])  # how many tokens of each row are in the cache
+
+    def step(self, number: int, *, anew: bool) -> None:
+        """Take a step of the plan; anew: what is in the cache is out of date."""
+        starts, ends = self.ends[:, number], self.ends[:, number + 1]
+        busy = ends > starts
+        if not bool(busy.any()):
+            return
+        encoded = torch.zeros_like(starts) if anew else self.encoded
+        whole, guided = bool((encoded[busy] == 0).all()), False
+        if self.weights is not None:
+            guided = self.run.memory.caches or bool(self.weights[busy, number].any())
+        self.run.step(starts, ends, torch.where(busy, starts - encoded, 0), whole, guided)
+        self.encoded = torch.where(busy, starts, encoded)
+
+
+def _decided(number: int, plan: Plan, decided: Tensor) -> Step:
+    """What a step decided; decided (B, L) in the order of the plan."""
+    starts, ends = plan.ends[:, number, None], plan.ends[:, number + 1, None]
+    columns = torch.arange(decided.shape[1])
+    rows, places = ((columns >= starts) & (columns < ends)).nonzero(as_tuple=True)
+    return Step(number, rows, plan.order[rows, places], decided[rows, places])
+
+
+_engines: WeakKeyDictionary[nn.Module, tuple[object, Engine]] = WeakKeyDictionary()
+
+
+def engine_of(network: nn.Module) -> Engine:
+    """The network's engine, made when it is first needed and again when the weights have changed."""
+    weights = [(p.data_ptr(), p._version) for p in network.parameters()]
+    made = _engines.get(network)
+    if made is None or made[0] != weights:
+        made = _engines[network] = weights, Engine(network)
+    return made[1]

@@ -1,0 +1,38 @@
+"""Which networks the engine can compute, and the body of each."""
+
+from __future__ import annotations
+
+import torch
+from torch import nn
+
+from maskless.engine.bodies import Body, CausalBody, MaskedBody, PartitionBody
+from maskless.engine.maps import Maps
+from maskless.engine.maskgit import MaskGITBody
+from maskless.nn.causal import CausalTransformer
+from maskless.nn.masked import MaskedTransformer
+from maskless.nn.maskgit import MaskGIT
+from maskless.nn.partition import PartitionTransformer
+
+
+def serves(network: nn.Module) -> bool:
+    """Whether the engine can compute this network; the plain loop takes the others."""
+    if any(hasattr(p, "device_mesh") for p in network.parameters()):
+        return False  # sharded over processes: only its own forward can gather the weights
+    if isinstance(network, PartitionTransformer):
+        return network.config.queries == "position"  # an aggregate of the context is no table
+    if isinstance(network, MaskedTransformer):
+        return network.config.always_full
+    return isinstance(network, CausalTransformer | MaskGIT)
+
+
+def fold(network: nn.Module, maps: Maps) -> Body:
+    """The body of a network."""
+    with torch.no_grad():
+        if isinstance(network, PartitionTransformer):
+            return PartitionBody(network, maps)
+        if isinstance(network, MaskedTransformer):
+            return MaskedBody(network, maps)
+        if isinstance(network, MaskGIT):
+            return MaskGITBody(network, maps)
+        assert isinstance(network, CausalTransformer)
+        return CausalBody(network, maps)

@@ -1,0 +1,110 @@
+"""Text to measure on: a prepared folder, or plain text that a model's own tokenizer lays out on the fly."""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from maskless.checkpoint import Model
+from maskless.codec.text import TextCodec
+from maskless.data.image_tokens import holds_images
+from maskless.data.prepare import LAYOUTS
+from maskless.data.sources import read
+from maskless.data.tokens import DTYPES, Prepared, TokenRows, open_tokens
+from maskless.evaluate.likelihood import spread
+
+ENOUGH = 1 << 24  # characters of plain text that are read at most: a measurement takes some thousand rows of it
+
+
+@dataclass(frozen=True)
+class Corpus:
+    """Rows of tokens with their name; pad: what does not count."""
+
+    name: str
+    rows: TokenRows
+    pad: int | None
+    bytes_per_token: float
+    codec: TextCodec | None
+
+    def characters_per_byte(self, sequences: int = 256) -> float:
+        """Of the text of some rows: 1 for plain English, less for other scripts."""
+        texts = [text.replace("\ufffd", "") for text in self.texts(sequences)]
+        return sum(map(len, texts)) / max(1, sum(len(text.encode()) for text in texts))
+
+    def texts(self, sequences: int) -> list[str]:
+        """The text of evenly spread rows."""
+        if self.codec is None:
+            raise ValueError(f"{self.name}: the text of its tokens needs a tokenizer")
+        return [self.codec.decode(row) for row in self.tokens(sequences)]
+
+    def samples(self, sequences: int) -> list[tuple[list[int], str]]:
+        """Evenly spread rows with their text, to be measured as if a model had drawn them."""
+        return list(zip(self.tokens(sequences), self.texts(sequences), strict=True))
+
+    def tokens(self, sequences: int) -> list[list[int]]:
+        """Evenly spread rows, without padding."""
+        rows = self.rows.rows(spread(len(self.rows), sequences)).tolist()
+        return [[token for token in row if token != self.pad] for row in rows]
+
+
+@contextmanager
+def corpus(name: str, model: Model, where: str, split: str = "valid") -> Iterator[Corpus]:
+    """What --data names: a prepared folder's split, or a text file, all of it, as the model would be trained on it.
+
+    where: the model by the name that a message gives it.
+    """
+    path = Path(name)
+    if path.is_file():
+        yield from _plain(name, model)
+        return
+    if holds_images(path):
+        raise ValueError(f"{path} holds pictures, {where} is a model of text")
+    prepared = open_tokens(path)
+    check_vocabulary(where, model, prepared)
+    rows, size = prepared.split(split), prepared.splits[split]
+    yield Corpus(name, rows, prepared.pad, size.bytes / size.tokens, prepared.codec())
+
+
+def check_vocabulary(name: str, model: Model, data: Prepared) -> None:
+    """Raise a ValueError about data that the model cannot read."""
+    if isinstance(model.codec, TextCodec):
+        fits = data.codec().tokenizer.get_vocab() == model.codec.tokenizer.get_vocab()
+    else:
+        fits = data.vocab <= model.config.vocab
+    if not fits:
+        raise ValueError(f"the data in {data.folder} has another vocabulary: prepare it with the tokenizer of {name}")
+    if model.config.length < data.length:
+        raise ValueError(
+            f"{name} has a context of {model.config.length} tokens, the data in {data.folder} {data.length}"
+        )
+
+
+def _plain(name: str, model: Model) -> Iterator[Corpus]:
+    codec = model.codec
+    if not isinstance(codec, TextCodec):
+        raise ValueError(f"{name} is plain text, and this model brings no tokenizer: name a prepared folder")
+    rows = LAYOUTS[model.layout](codec, model.config.length)
+    parts, characters = [], 0
+    for chunk in read([name]):
+        rows.add(codec.encode(chunk.text), chunk.text)
+        characters += len(chunk.text)
+        if chunk.last or characters >= ENOUGH:
+            rows.end()
+        parts.append(rows.take())
+        if characters >= ENOUGH:
+            break
+    try:
+        size = rows.index()
+    except ValueError as error:
+        raise ValueError(f"{name} has too little text: {error}") from None
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "rows.bin"
+        path.write_bytes(np.concatenate(parts).astype(DTYPES["uint32"]).tobytes())
+        held = TokenRows(path, "uint32", size.rows, model.config.length)
+        pad = codec.pad if model.layout == "padded" else None
+        yield Corpus(name, held, pad, size.bytes / size.tokens, codec)

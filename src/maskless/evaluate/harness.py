@@ -1,0 +1,267 @@
+"""The language model evaluation harness (lm-eval) with maskless models: `python -m maskless.evaluate.harness`.
+
+It takes the options of `lm_eval` and knows one more model, `maskless`, and the tasks of the paper as one, `paper`:
+
+    python -m maskless.evaluate.harness --model_args pretrained=runs/my --tasks paper --batch_size 32
+
+lm-eval finds models of other packages only once they are imported, which this module does; in Python, `register()`.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from importlib.util import find_spec
+from typing import Any
+
+import torch
+from accelerate import PartialState
+from accelerate.utils import gather, gather_object
+from rich.console import Console
+from rich.progress import Progress
+
+from maskless import api
+from maskless.checkpoint import Model
+from maskless.codec.text import TextCodec
+from maskless.evaluate import options
+
+NAME = "maskless"
+PAPER = "lambada_openai,arc_easy,arc_challenge,hellaswag,mathqa,piqa,winogrande,social_iqa,openbookqa,boolq,race"
+FORMS = {"conditional": options.conditional, "joint": options.joint}
+GREEDY = {"one-by-one": options.greedy, "at-once": options.at_once}
+
+
+class Scorer:
+    """A model that answers what lm-eval asks: scores of targets after prefixes, and continuations.
+
+    form: "conditional" (of the target given the prefix) or the paper's "joint"; samples: splits of a target.
+    greedy: whether "is this the greedy answer" is asked token by token or all at once, as in the paper.
+    block, block_steps: a continuation comes in blocks of so many tokens from left to right, each filled in so many
+    steps in any order; by default a token in each.
+    """
+
+    def __init__(
+        self,
+        model: Model,
+        *,
+        form: str = "conditional",
+        samples: int = 32,
+        greedy: str = "one-by-one",
+        batch: int = 32,
+        seed: int = 0,
+        block: int = 32,
+        block_steps: int | None = None,
+    ) -> None:
+        for what, name, table in (("form", form, FORMS), ("greedy", greedy, GREEDY)):
+            if name not in table:
+                raise ValueError(f"unknown {what} {name!r}: expected one of {', '.join(table)}")
+        for what, value in (("samples", samples), ("batch_size", batch), ("block", block)):
+            if value < 1:
+                raise ValueError(f"{what} {value} is out of range: expected 1 or more")
+        if not isinstance(model.codec, TextCodec):
+            raise ValueError("lm-eval asks for text: expected a model of text with a tokenizer")
+        self.model, self.codec, self.length = model.eval(), model.codec, int(model.config.length)
+        self.form, self.samples, self.greedy = form, samples, greedy
+        self.batch, self.seed, self.block, self.block_steps = batch, seed, block, block_steps
+        bos = self.codec.bos
+        self.lead = [] if model.layout == "packed" or bos is None else [bos]
+
+    def score(
+        self, requests: Sequence[options.Request], on_batch: options.OnBatch | None = None
+    ) -> list[tuple[float, bool]]:
+        """log p of each target after its prefix (without the lead), and whether it is the greedy answer."""
+        fitted = [options.fitted(prefix, target, self.length, self.lead) for prefix, target in requests]
+        ended = fitted
+        if self.form == "joint" and self.lead and self.codec.eos is not None:  # the paper's sequence ends in EOS
+            closed = [(prefix, [*target, self.codec.eos]) for prefix, target in requests]
+            ended = [options.fitted(prefix, target, self.length, self.lead) for prefix, target in closed]
+        how: dict[str, Any] = {"samples": self.samples, "batch": self.batch, "seed": self.seed}
+        scores = FORMS[self.form](self.model.network, ended, **how, on_batch=on_batch)
+        return list(zip(scores, GREEDY[self.greedy](self.model.network, fitted, batch=self.batch), strict=True))
+
+    def whole(self, rows: Sequence[list[int]]) -> list[float]:
+        """log p of whole documents, in stretches of the model's context that follow one another."""
+        room = self.length - len(self.lead)
+        parts = [(i, row[begin : begin + room]) for i, row in enumerate(rows) for begin in range(0, len(row), room)]
+        requests: list[options.Request] = [(list(self.lead), part) for _, part in parts]
+        how: dict[str, Any] = {"samples": self.samples, "batch": self.batch, "seed": self.seed}
+        totals = [0.0] * len(rows)
+        found = options.conditional(self.model.network, requests, **how)
+        for (i, _), score in zip(parts, found, strict=True):
+            totals[i] += score
+        return totals
+
+    def continued(self, prefixes: Sequence[list[int]], until: Sequence[str], most: int, **how: Any) -> list[str]:
+        """What follows each prefix: at most so many tokens, cut where one of the strings `until` comes."""
+        room = self.length - len(self.lead)
+        most = min(most, room - 1) if room > 1 else 1
+        made: list[list[int]] = [[] for _ in prefixes]
+        given = [[*self.lead, *prefix[max(0, len(prefix) + most - room) :]] for prefix in prefixes]
+        open_ones = list(range(len(prefixes)))
+        while open_ones:
+            groups: defaultdict[int, list[int]] = defaultdict(list)
+            for i in open_ones:
+                groups[len(given[i]) + len(made[i])].append(i)
+            for numbers in groups.values():
+                for begin in range(0, len(numbers), self.batch):
+                    self._continue(numbers[begin : begin + self.batch], given, made, most, how)
+            open_ones = [
+                i for i in open_ones if len(made[i]) < most and _cut(self.codec.decode(made[i]), until) is None
+            ]
+        texts = [self.codec.decode(ids) for ids in made]
+        return [text if (end := _cut(text, until)) is None else text[:end] for text in texts]
+
+    def _continue(
+        self, numbers: list[int], given: list[list[int]], made: list[list[int]], most: int, how: dict[str, Any]
+    ) -> None:
+        """One more block for rows of one length."""
+        more = min(self.block, most - len(made[numbers[0]]))
+        rows = torch.tensor([given[i] + made[i] + [0] * more for i in numbers], dtype=torch.long)
+        known = (torch.arange(rows.shape[1]) < rows.shape[1] - more).expand_as(rows)
+        steps = None if self.model.kind == "causal" else min(more, self.block_steps or more)
+        filled = api.fill(self.model, rows, known=known, steps=steps, seed=self.seed, **how)
+        for i, row in zip(numbers, filled.tokens.tolist(), strict=True):
+            made[i] += row[-more:]
+
+
+def _cut(text: str, until: Sequence[str]) -> int | None:
+    """Where the first of the strings begins, None where none is there."""
+    return min((at for stop in until if stop and (at := text.find(stop)) >= 0), default=None)
+
+
+def register() -> type[Any]:
+    """The class of the model `maskless` in lm-eval's registry; a second call gives the same one."""
+    if find_spec("lm_eval") is None:
+        raise ValueError("lm-eval is not installed: pip install 'maskless[lm-eval]'")
+    from lm_eval.api.model import TemplateLM
+    from lm_eval.api.registry import MODEL_REGISTRY, register_model
+
+    if NAME in MODEL_REGISTRY:
+        return MODEL_REGISTRY.get(NAME)
+
+    @register_model(NAME)
+    class MasklessLM(TemplateLM):  # type: ignore[misc]
+        """A model folder, a run folder, a hub id or a released file, with its EMA weights."""
+
+        def __init__(
+            self,
+            pretrained: str,
+            *,
+            batch_size: int | str | None = None,
+            max_batch_size: int | None = None,
+            device: str | None = None,
+            tokenizer: str | None = None,
+            weights: str = "ema",
+            **how: Any,
+        ) -> None:
+            super().__init__()
+            state = PartialState(cpu=not torch.accelerator.is_available() or device == "cpu")
+            self._rank, self._world_size = state.process_index, state.num_processes
+            own = (
+                device and state.num_processes == 1 and torch.accelerator.is_available()
+            )  # lm-eval says cuda:0 unasked
+            self._device = torch.device(device) if device and own else state.device
+            model = api.load(str(pretrained), tokenizer=tokenizer, weights=weights, device=self._device)
+            batch = 32 if batch_size is None or str(batch_size).startswith("auto") else int(batch_size)
+            self.scorer, self.batch_size = Scorer(model, batch=batch, **how), batch
+
+        @property
+        def eot_token_id(self) -> int | None:
+            return self.scorer.codec.eos
+
+        @property
+        def tokenizer_name(self) -> str:
+            return NAME
+
+        def tok_encode(self, string: str, add_special_tokens: bool | None = None, **_: Any) -> list[int]:
+            return self.scorer.codec.encode(string)
+
+        def loglikelihood(self, requests: list[Any], disable_tqdm: bool = False) -> list[tuple[float, bool]]:
+            pairs = [self._pair(*request.args) for request in requests]
+            with _bar("scoring", len(pairs), shown=not disable_tqdm and self.rank == 0) as advance:
+                found = self.scorer.score(pairs, on_batch=advance)
+            for request, answer in zip(requests, found, strict=True):
+                self.cache_hook.add_partial("loglikelihood", request.args, answer)
+            return found
+
+        def _pair(self, context: str, continuation: str) -> options.Request:
+            return self._encode_pair(context, continuation) if context else ([], self.tok_encode(continuation))
+
+        def _loglikelihood_tokens(self, requests: list[Any], **_: Any) -> list[tuple[float, bool]]:
+            return self.scorer.score([(prefix, target) for _, prefix, target in requests])
+
+        def loglikelihood_rolling(self, requests: list[Any], disable_tqdm: bool = False) -> list[float]:
+            return self.scorer.whole([self.tok_encode(request.args[0]) for request in requests])
+
+        def generate_until(self, requests: list[Any], disable_tqdm: bool = False) -> list[str]:
+            groups: defaultdict[str, list[int]] = defaultdict(list)
+            for i, request in enumerate(requests):
+                groups[repr(sorted(request.args[1].items()))].append(i)
+            answers = [""] * len(requests)
+            with _bar("filling", len(requests), shown=not disable_tqdm and self.rank == 0) as advance:
+                for numbers in groups.values():
+                    until, most, how = _generation(requests[numbers[0]].args[1])
+                    prefixes = [self.tok_encode(requests[i].args[0]) for i in numbers]
+                    for i, text in zip(numbers, self.scorer.continued(prefixes, until, most, **how), strict=True):
+                        answers[i] = text
+                        self.cache_hook.add_partial("generate_until", requests[i].args, text)
+                    advance(len(numbers))
+            return answers
+
+        def all_gather(self, tensor: Any) -> Any:
+            return gather(tensor.reshape(-1)) if self.world_size > 1 else tensor
+
+        def gather_object(self, obj: Any, dst: int = 0) -> list[Any] | None:
+            found = gather_object([obj])
+            return found if self.rank == dst else None
+
+        def barrier(self) -> None:
+            PartialState().wait_for_everyone()
+
+    return MasklessLM
+
+
+@contextmanager
+def _bar(what: str, total: int, *, shown: bool) -> Iterator[Callable[[int], None]]:
+    err = Console(stderr=True)
+    with Progress(console=err, transient=True, disable=not (shown and err.is_terminal)) as drawn:
+        task = drawn.add_task(what, total=total)
+        yield lambda amount: drawn.advance(task, amount)
+
+
+def _generation(asked: dict[str, Any]) -> tuple[list[str], int, dict[str, Any]]:
+    """Where to stop, after how many tokens at most, and how to draw: greedily unless it says otherwise."""
+    until = asked.get("until") or []
+    drawn = asked.get("do_sample", False) or float(asked.get("temperature", 0) or 0) > 0
+    how: dict[str, Any] = {"temperature": float(asked.get("temperature", 1) or 1) if drawn else 0.0}
+    how |= {name: asked[name] for name in ("top_p", "top_k") if drawn and asked.get(name)}
+    return [until] if isinstance(until, str) else list(until), int(asked.get("max_gen_toks", 256)), how
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Run lm-eval on the given words; the model is `maskless` unless they name another."""
+    words = list(sys.argv[1:] if arguments is None else arguments)
+    try:
+        register()
+        from lm_eval.__main__ import cli_evaluate
+
+        if not any(word.split("=")[0] in ("--model", "-M") for word in words) and words:
+            words += ["--model", NAME]
+        sys.argv = ["lm_eval", *_with_paper(words)]
+        run: Callable[[], None] = cli_evaluate
+        run()
+    except ValueError as error:
+        print(f"error: {' '.join(str(error).split())}", file=sys.stderr)
+        sys.exit(2)
+
+
+def _with_paper(words: list[str]) -> list[str]:
+    """`--tasks paper` names the tasks of the paper."""
+    pairs = zip(["", *words], words, strict=False)
+    return [PAPER if before in ("--tasks", "-t") and word == "paper" else word for before, word in pairs]
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,128 @@
+"""How likely a text is after another: the options of a question, the last word of a passage, a whole document.
+
+The target is scored given the prefix by a bound in which only the target is ever hidden: of one or two tokens it is
+exact, and otherwise has far less variance than the paper's form, which hides the prefix too.
+
+Shapes: B requests of one length, L length.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Sequence
+
+import torch
+
+from maskless.nn import Network, autocast, device_of
+from maskless.nn.causal import CausalTransformer
+from maskless.objective import bound
+from maskless.problems import dense
+
+Request = tuple[list[int], list[int]]  # the ids of a prefix and of what follows it
+OnBatch = Callable[[int], None]
+
+
+def conditional(
+    network: Network,
+    requests: Sequence[Request],
+    *,
+    samples: int = 32,
+    batch: int = 32,
+    seed: int = 0,
+    on_batch: OnBatch | None = None,
+) -> list[float]:
+    """log p(target | prefix) of each request, in nats: a bound from `samples` splits, exact for a causal network."""
+    scores = [0.0] * len(requests)
+    for numbers in _alike(requests, batch):
+        rows = [requests[i] for i in numbers]
+        tokens = torch.tensor([prefix + target for prefix, target in rows], dtype=torch.long)
+        known = torch.arange(tokens.shape[1]) < torch.tensor([[len(prefix)] for prefix, _ in rows])
+        longest = int((~known).sum(1).max())
+        with autocast(device_of(network)):
+            found = -bound(network, tokens, known, samples=1 if longest == 1 else samples, seed=seed)
+        _put(scores, numbers, found.tolist(), on_batch)
+    return scores
+
+
+def joint(
+    network: Network,
+    requests: Sequence[Request],
+    *,
+    samples: int = 32,
+    batch: int = 32,
+    seed: int = 0,
+    on_batch: OnBatch | None = None,
+) -> list[float]:
+    """The paper's form: log p(prefix and target together) per token, a bound; options are compared by it.
+
+    (The released code draws one group at 1,024 times; here both groups of `samples` splits, with the same mean.)
+    """
+    whole: list[Request] = [([], prefix + target) for prefix, target in requests]
+    found = conditional(network, whole, samples=samples, batch=batch, seed=seed, on_batch=on_batch)
+    return [score / max(1, len(target)) for score, (_, target) in zip(found, whole, strict=True)]
+
+
+@torch.no_grad()
+def greedy(network: Network, requests: Sequence[Request], *, batch: int = 32) -> list[bool]:
+    """Whether the most likely tokens after each prefix, one after another, are those of the target."""
+    right = [bool(target) for _, target in requests]
+    device = device_of(network)
+    for place in range(max((len(target) for _, target in requests), default=0)):
+        alive = [i for i, (_, target) in enumerate(requests) if right[i] and place < len(target)]
+        prefixes: list[Request] = [(requests[i][0] + requests[i][1][:place], []) for i in alive]
+        for some in _alike(prefixes, batch):
+            tokens = torch.tensor([prefixes[j][0] for j in some], dtype=torch.long)
+            n = tokens.shape[1]
+            positions, target = torch.arange(n).expand(len(some), n), torch.full((len(some), 1), n)
+            with autocast(device):
+                best = network(dense(tokens, positions, target).to(device)).argmax(-1).tolist()
+            for j, token in zip(some, best, strict=True):
+                right[alive[j]] = token == requests[alive[j]][1][place]
+    return right
+
+
+def at_once(network: Network, requests: Sequence[Request], *, batch: int = 32) -> list[bool]:
+    """Whether the most likely tokens after each prefix, all decided in one step, are those of the target."""
+    if isinstance(network, CausalTransformer):
+        return greedy(network, requests, batch=batch)
+    right = [False] * len(requests)
+    device = device_of(network)
+    for numbers in _alike(requests, batch, exactly=True):
+        prefixes, targets = (torch.tensor([requests[i][side] for i in numbers], dtype=torch.long) for side in (0, 1))
+        n, m = prefixes.shape[1], targets.shape[1]
+        places = torch.arange(n + m).expand(len(numbers), n + m)
+        with torch.no_grad(), autocast(device):
+            best = network(dense(prefixes, places[:, :n], places[:, n:]).to(device)).argmax(-1).cpu()
+        for i, same in zip(numbers, (best.view(len(numbers), m) == targets).all(1).tolist(), strict=True):
+            right[i] = same and m > 0
+    return right
+
+
+def _alike(requests: Sequence[Request], batch: int, *, exactly: bool = False) -> Iterator[list[int]]:
+    """The numbers of requests of one length, at most `batch` at a time; targets of one token among themselves.
+
+    exactly: the prefixes have one length as well.
+    """
+    groups: defaultdict[tuple[int, ...], list[int]] = defaultdict(list)
+    for i, (prefix, target) in enumerate(requests):
+        own = (len(prefix), len(target)) if exactly else (len(prefix) + len(target), min(len(target), 2))
+        groups[own].append(i)
+    for _, numbers in sorted(groups.items(), reverse=True):  # the longest first: what is too large fails at once
+        for begin in range(0, len(numbers), batch):
+            yield numbers[begin : begin + batch]
+
+
+def _put(scores: list[float], numbers: list[int], found: list[float], on_batch: OnBatch | None) -> None:
+    for i, score in zip(numbers, found, strict=True):
+        scores[i] = score
+    if on_batch is not None:
+        on_batch(len(numbers))
+
+
+def fitted(prefix: list[int], target: list[int], length: int, lead: Sequence[int] = ()) -> Request:
+    """A request that fits a context of `length` tokens: the lead, the end of the prefix, and all of the target."""
+    room = length - len(lead)
+    if len(target) > room:
+        raise ValueError(f"a target is {len(target)} tokens long: expected at most {room}, the model's context")
+    kept = prefix[max(0, len(prefix) + len(target) - room) :]
+    return [*lead, *kept], target

@@ -1,0 +1,150 @@
+"""Does the order matter? The likelihood of text along an order, and samples that are drawn in it.
+
+Along an order in K steps, each step predicts its tokens from those of the steps before, so the costs of all steps add
+up to -log p(text) of exactly that sampler. Random and left-to-right orders are known beforehand, so a few steps stand
+for all; the order of confidence is found on the way, from the tokens that are known, and so is a likelihood too.
+
+Shapes: B sequences, L length, K steps, U targets, V vocabulary.
+"""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from maskless import texts
+from maskless.checkpoint import Model
+from maskless.codec.text import TextCodec
+from maskless.engine import engine_of, serves
+from maskless.evaluate.genppl import Draw, Sample
+from maskless.logits import row_keys
+from maskless.nn import Network, autocast, device_of
+from maskless.nn.causal import CausalTransformer
+from maskless.nn.loss import costs_each
+from maskless.objective import negative_log_likelihood
+from maskless.order import COUNTS, ORDERS
+from maskless.problems import Problems, split
+from maskless.sampling import Plan, Truncation, plan, sample_confident
+
+CONFIDENCE = "confidence"
+NAMES = {"random": "random", "left-to-right": "raster", CONFIDENCE: CONFIDENCE}
+
+
+@torch.no_grad()
+def along(
+    network: Network,
+    tokens: Tensor,
+    order: str,
+    *,
+    steps: int | None = None,
+    samples: int = 8,
+    counted: Tensor | None = None,
+    seed: int = 0,
+) -> Tensor:
+    """-log p of each sequence, decided in K steps along an order, by default a token in each.  (B, L) -> (B,) float64
+
+    For random and left-to-right an unbiased estimate from `samples` of the steps (stratified); exact with K or more,
+    which for a random order leaves the order itself to chance. For confidence always exact: each step takes the
+    positions whose most likely token has the largest probability.
+    """
+    B, L = tokens.shape
+    if order not in NAMES:
+        raise ValueError(f"unknown order {order!r}: expected one of {', '.join(NAMES)}")
+    if isinstance(network, CausalTransformer):
+        raise ValueError("a causal model knows one order only, left to right: its bound is its likelihood")
+    counted = torch.ones_like(tokens, dtype=torch.bool) if counted is None else counted
+    known = torch.zeros_like(tokens, dtype=torch.bool)
+    chosen = ORDERS[NAMES[order]] if order != CONFIDENCE else ORDERS["raster"]
+    keys, K = row_keys(seed, torch.arange(B)), L if steps is None else steps
+    planned = plan(known, ~known, keys, steps=K, order=chosen, counts=COUNTS["uniform"])
+    if order == CONFIDENCE:
+        return _along_confidence(network, tokens, planned, counted)
+    total = torch.zeros(B, dtype=torch.float64)
+    shift = torch.rand(B, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
+    n = min(samples, K)
+    for sample in range(n):
+        step = (K * (sample + shift) / n).long().clamp_max(K - 1)[:, None] if n < K else torch.full((B, 1), sample)
+        starts, ends = (planned.ends.gather(1, step + more)[:, 0] for more in (0, 1))
+        problems, index = split(tokens, planned.order, starts, ends)
+        cost = costs(network, problems, tokens.flatten()[index]) * counted.flatten()[index]
+        total.index_add_(0, problems.target_offsets.owner, cost)
+    return total * (K / n)
+
+
+def costs(network: Network, problems: Problems, answers: Tensor) -> Tensor:
+    """The cost of each answer, in float64 on the CPU.  -> (U,)"""
+    device = device_of(network)
+    problems, answers = problems.to(device), answers.to(device)
+    if isinstance(network, nn.Module) and hasattr(network, "head"):  # the logits of all targets are never there at once
+        return network(problems, partial(costs_each, answers=answers)).double().cpu()
+    return negative_log_likelihood(network(problems), answers).double().cpu()
+
+
+def _along_confidence(network: Network, tokens: Tensor, planned: Plan, counted: Tensor) -> Tensor:
+    total, device = torch.zeros(len(tokens), dtype=torch.float64), device_of(network)
+    for number in range(planned.steps):
+        starts, ends = planned.ends[:, number], planned.ends[:, number + 1]
+        problems, index = split(tokens, planned.order, starts, planned.ends[:, -1])
+        owner, within = problems.target_offsets.owner, problems.target_offsets.within
+        log_p = network(problems.to(device)).float().log_softmax(-1)
+        sure, cost = log_p.amax(-1).cpu(), -log_p.gather(1, tokens.flatten()[index, None].to(device))[:, 0].cpu()
+        surest = sure.argsort(descending=True, stable=True)
+        surest = surest[owner[surest].argsort(stable=True)]  # row after row again, each from the surest on
+        planned.order[owner, starts[owner] + within] = problems.targets[surest]
+        decided = surest[within < (ends - starts)[owner]]
+        total.index_add_(0, owner[decided], cost[decided].double() * counted.flatten()[index[decided]])
+    return total
+
+
+def drawing(model: Model, *, order: str = "random", length: int | None = None, **how: Any) -> Draw:
+    """What draws samples of a model in an order; how: temperature, top_p, top_k, counts, seed, of `texts.How`."""
+    names = NAMES | {"raster": "raster"}
+    if order not in names:
+        raise ValueError(f"unknown order {order!r}: expected one of {', '.join(NAMES)}")
+    settings = texts.How(**how)
+    causal = isinstance(model.network, CausalTransformer)
+    if causal and order not in ("random", "left-to-right", "raster"):
+        raise ValueError(f"a causal model draws from left to right, not by {order}")
+
+    def draw(first: int, n: int, steps: int) -> list[Sample]:
+        if order == CONFIDENCE:
+            return _confident(model, first, n, steps, length, settings)
+        given = how | {"steps": None if causal else steps, "order": names[order]}
+        drawn = texts.generate_texts(model, n, first=first, batch=n, length=length, **given)
+        return [(one.tokens, str(one)) for one in drawn]
+
+    return draw
+
+
+def unknown(model: Model, length: int | None = None) -> int:
+    """How many tokens of a sample are decided: the most steps there can be."""
+    lead = model.layout != "packed" and isinstance(model.codec, TextCodec) and model.codec.bos is not None
+    return (model.config.length if length is None else length) - lead
+
+
+def _confident(model: Model, first: int, n: int, steps: int, length: int | None, how: texts.How) -> list[Sample]:
+    codec = model.codec
+    if not isinstance(codec, TextCodec):
+        raise ValueError("this model brings no tokenizer: name one")
+    L = model.config.length if length is None else length
+    lead = L - unknown(model, L)
+    tokens = torch.zeros(n, L, dtype=torch.long)
+    if lead:
+        tokens[:, 0] = codec.bos or 0
+    known = (torch.arange(L) < lead).expand(n, L)
+    keys, network = row_keys(how.seed, first + torch.arange(n)), model.network
+    planned = plan(known, ~known, keys, steps=steps, order=ORDERS["random"], counts=COUNTS[how.counts])
+    truncation = Truncation(temperature=how.temperature, top_k=how.top_k, top_p=how.top_p)
+    answer = engine_of(network).answer if serves(network) else network
+    training = network.training
+    network.eval()
+    try:
+        with torch.no_grad(), autocast(model.device):
+            for _ in sample_confident(answer, tokens, planned, keys, filter=truncation):
+                pass
+    finally:
+        network.train(training)
+    return [(row, codec.decode(row)) for row in tokens.tolist()]

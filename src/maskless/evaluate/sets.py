@@ -1,0 +1,128 @@
+"""Sets of pictures to be measured: real ones out of files, and those that a model draws; each process has its share.
+
+Shapes: n pictures of a batch, H x W pixels, C channels.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import itertools
+import zipfile
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from accelerate import PartialState
+from torch import Tensor
+
+from maskless.checkpoint import Model
+from maskless.data.image_tokens import holds_images
+from maskless.data.images import Images, read_images
+from maskless.evaluate.images import CHUNKS, Seen, Statistics, look
+from maskless.evaluate.inception import Features
+from maskless.evaluate.sweep import Sample
+from maskless.images import ImageHow, class_ids, codec_of, draw_pixels, grid_of
+from maskless.sampling import Guidance, check_steps
+
+SIDES = ("train", "valid")
+
+
+@dataclass(frozen=True)
+class Real:
+    """Pictures of files, all of them or one side; or only what was kept of them, their statistics."""
+
+    name: str
+    images: Images | None = None
+    split: str | None = None
+    statistics: Statistics | None = None
+
+    @property
+    def count(self) -> int:
+        """How many pictures this process has to look at."""
+        state = PartialState()
+        total = 0 if self.images is None else self.images.count(self.split)
+        return len(range(state.process_index, total, state.num_processes))
+
+    def batches(self, size: int, *, channels: int = 3, batch: int = 256) -> Iterator[Tensor]:
+        """This process's share, every so many-th picture, as squares of bytes.  (n, size, size, C)"""
+        assert self.images is not None
+        state, number = PartialState(), itertools.count()
+        mine = None if state.num_processes == 1 else lambda: next(number) % state.num_processes == state.process_index
+        found = self.images.pictures(size, split=self.split, channels=channels, wanted=mine)
+        squares = (square for square, _, _ in found)
+        while some := list(itertools.islice(squares, batch)):
+            yield torch.from_numpy(np.stack(some))
+
+    def seen(
+        self, network: Features, size: int, *, channels: int = 3, on_batch: Callable[[int], None] | None = None
+    ) -> Seen:
+        """What a network sees in them, the features kept for precision and recall; or the statistics of a file."""
+        if self.statistics is None:
+            return look(self.batches(size, channels=channels), network, keep=True, on_batch=on_batch)
+        if self.statistics.network != network.sha256:
+            own = f"sha256 {self.statistics.network[:12]}"
+            raise ValueError(f"{self.name} holds statistics of another network ({own}) than {network.name}")
+        return Seen(self.statistics)
+
+
+def real(given: str) -> Real:
+    """Pictures by their place: PATH, PATH:train, PATH:valid, hf:NAME, or an .npz file that holds statistics."""
+    path, _, side = given.rpartition(":")
+    place, split = (path, side) if path and side in SIDES and not given.startswith("hf:") else (given, None)
+    if holds_images(place):
+        raise ValueError(f"{place} holds tokens, not pictures: name the pictures that it was prepared from")
+    if _holds_statistics(Path(place)):
+        return Real(given, statistics=Statistics.load(Path(place)))
+    images = read_images([place])
+    if images.count(split) < CHUNKS:
+        raise ValueError(f"{given} has {images.count(split)} pictures: expected {CHUNKS} or more")
+    return Real(given, images=images, split=split)
+
+
+def drawn(model: Model, samples: int, batch: int, **how: Any) -> Sample:
+    """What draws this process's share of so many pictures, of classes in turn, with a guidance.
+
+    how: keywords of `ImageHow`. Picture i is the same for any batch and any number of processes.
+    """
+    for name, value, least in (("samples", samples, CHUNKS), ("batch", batch, 1)):
+        if value < least:
+            raise ValueError(f"{name} {value} is out of range: expected {least} or more")
+    ids, state = class_ids(model, None, samples), PartialState()
+    numbers = torch.arange(samples)[state.process_index :: state.num_processes]
+
+    def sample(guidance: float) -> Iterator[Tensor]:
+        settings = ImageHow(**how, guidance=guidance)
+        for some in numbers.split(batch) if len(numbers) else []:
+            yield draw_pixels(model, ids[some], some, settings)
+
+    return sample
+
+
+def check_drawing(model: Model, guidances: list[float], **how: Any) -> None:
+    """Raise a ValueError about what cannot be drawn, before anything is computed."""
+    settings, (h, w) = ImageHow(**how), grid_of(model)
+    codec_of(model)
+    if settings.steps is not None:
+        check_steps(settings.steps, h * w)
+    for guidance in guidances:
+        Guidance(weight=guidance, dropped=model.config.classes)
+
+
+def digest(model: Model) -> str:
+    """The sha256 of a model's weights and its codec's."""
+    found = hashlib.sha256()
+    codec = codec_of(model)
+    for part in (model.network.state_dict(), codec.state_dict()):
+        for name, value in part.items():
+            found.update(name.encode() + value.cpu().contiguous().view(torch.uint8).numpy().tobytes())
+    return found.hexdigest()
+
+
+def _holds_statistics(path: Path) -> bool:
+    if path.suffix != ".npz" or not path.is_file() or not zipfile.is_zipfile(path):
+        return False
+    with zipfile.ZipFile(path) as archive:
+        return {"n.npy", "mean.npy", "scatter.npy"} <= set(archive.namelist())

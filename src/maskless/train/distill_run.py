@@ -1,0 +1,272 @@
+"""A distillation as a folder: distill.json, round-0 (the model it began with), a run in round-1, round-2, ..., model/.
+
+Each round is a run like any other, with its own states and metrics; it begins with the averaged weights of the round
+before, which are also its teacher. Killed at any moment, the distillation goes on where it was.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from torch import nn
+
+from maskless.api import load
+from maskless.checkpoint import Model
+from maskless.codec.text import TextCodec
+from maskless.data.image_tokens import PreparedImages, holds_images, open_images
+from maskless.data.tokens import Prepared, open_tokens
+from maskless.files import write_aside
+from maskless.objective import mixed_seed
+from maskless.train.distill import ARCCOS, GROUPS, UNIFORM, Stride, Teacher, teaching
+from maskless.train.distill_loss import LOSSES
+from maskless.train.loop import Progress, TrainConfig, take_steps
+from maskless.train.run import Run, RunConfig, check_processes, complete, processes
+from maskless.train.setup import CHANGEABLE
+
+CONFIG, RESULTS = "distill.json", "rounds.json"
+KINDS = {"partition": "pgm", "masked": "mdlm", "maskgit": "maskgit"}  # what `TrainConfig.model` calls a network
+
+
+@dataclass(frozen=True, kw_only=True)
+class DistillConfig:
+    """Everything that determines a distillation; stands in its distill.json. Defaults are the paper's."""
+
+    source: str  # the model as it was named; its weights are in round-0
+    data: str  # a prepared folder
+    train: TrainConfig  # of each round
+    teacher_steps: int  # sampling steps of the first teacher
+    rounds: int = 3
+    ratio: int = 2  # of the teacher's steps to the student's, in each round
+    loss: str = "kl-backward"
+    groups: str = "two"
+
+    def __post_init__(self) -> None:
+        for what, name, known in (("loss", self.loss, LOSSES), ("groups", self.groups, GROUPS)):
+            if name not in known:
+                raise ValueError(f"unknown {what} {name!r}: expected one of {', '.join(known)}")
+        for name, least in (("rounds", 1), ("teacher_steps", 1), ("ratio", 1)):
+            if getattr(self, name) < least:
+                raise ValueError(f"{name} {getattr(self, name)} is out of range: expected {least} or more")
+        if self.ratio**self.rounds > self.teacher_steps:
+            raise ValueError(
+                f"{self.rounds} rounds divide the steps by {self.ratio**self.rounds}: "
+                f"expected at least as many teacher steps, not {self.teacher_steps}"
+            )
+
+    def student_steps(self, number: int) -> float:
+        """The sampling steps that the student of a round is made for."""
+        return self.teacher_steps / self.ratio**number
+
+    def write(self, folder: Path) -> None:
+        text = json.dumps(dataclasses.asdict(self), indent=2) + "\n"
+        write_aside(folder / CONFIG, lambda path: path.write_text(text))
+
+    @staticmethod
+    def read(folder: Path) -> DistillConfig:
+        try:
+            fields = json.loads((folder / CONFIG).read_text())
+            return DistillConfig(**fields | {"train": TrainConfig(**fields["train"])})
+        except FileNotFoundError:
+            raise ValueError(f"nothing to resume: {folder} has no {CONFIG}") from None
+        except (KeyError, TypeError, json.JSONDecodeError) as error:
+            raise ValueError(f"{folder / CONFIG} is not the configuration of a distillation: {error!r}") from None
+
+
+@dataclass(frozen=True, kw_only=True)
+class RoundConfig(RunConfig):
+    """A run that learns from a teacher."""
+
+    distill: DistillConfig
+    number: int  # 1, 2, ...
+
+
+@dataclass(frozen=True)
+class RoundSummary:
+    """How a round ended."""
+
+    round: int
+    sampling_steps: float
+    steps: int
+    seconds: float
+    perplexity: float  # the validation bound of the student
+    perplexity_error: float
+
+
+class Round(Run):
+    """A round in progress."""
+
+    config: RoundConfig
+
+    def build(self) -> nn.Module:
+        teacher = _teacher_of(self.folder.parent, self.config.number)
+        data, pictures = self.data, isinstance(self.data, PreparedImages)
+        special = (data.mask, data.bos) if isinstance(data, PreparedImages) else ()
+        never = tuple(i for i in special if i < teacher.config.vocab)
+        student = type(teacher.network)(teacher.config)
+        student.load_state_dict(teacher.network.state_dict())
+        self.teacher = Teacher(teacher.network.to(self.accelerator.device), never)
+        share = 1 / self.config.distill.student_steps(self.config.number)
+        self.stride = Stride(share=share, ratio=self.config.distill.ratio, pace=ARCCOS if pictures else UNIFORM)
+        unknown = data.length - int(teacher.layout != "packed")  # a BOS is given
+        self.how = {"steps": min(unknown, max(1, round(1 / share)))}
+        return student
+
+    def steps(self) -> Iterator[Progress]:
+        distill, at = self.config.distill, self.accelerator
+        share = {"world": at.num_processes, "rank": at.process_index, "pinned": at.device.type == "cuda"}
+        rows, common = self.data.split("train"), (self.settings, self.stride, distill.groups)
+        work = teaching(self.teacher, LOSSES[distill.loss], rows, *common, pad=self.data.pad, **share)
+        return take_steps(self.network, self.optimizer, work, self.settings, at, start=self.start, clock=self.clock)
+
+    def end(self) -> None:
+        """Close the trackers; the processes stay together for the rounds that follow."""
+        for tracker in self.accelerator.trackers:
+            tracker.finish()
+
+
+def begin(
+    folder: Path,
+    source: str | None,
+    data: Path | None,
+    *,
+    tokenizer: str | None = None,
+    train: dict[str, Any] | None = None,
+    **how: Any,
+) -> DistillConfig:
+    """Put the model in round-0 and the configuration beside it; what is not given follows from the model.
+
+    train: keywords of `TrainConfig`; how: those of `DistillConfig`.
+    """
+    if source is None or data is None:
+        raise ValueError("what to distill, and on what? expected MODEL and --data DIR (a prepared folder)")
+    if folder.exists() and not folder.is_dir():
+        raise ValueError(f"{folder} is not a folder")
+    if (folder / CONFIG).exists():
+        raise ValueError(f"{folder} holds a distillation already: go on with --resume, or name another --out")
+    if (folder / "run.json").exists():
+        raise ValueError(f"{folder} holds a training run: name another --out")
+    model = load(source, tokenizer=tokenizer, device="cpu")
+    if model.kind not in KINDS:
+        raise ValueError(f"{source} is an AR model, which decides a token in each step: expected pgm, mdlm or maskgit")
+    prepared = open_images(data) if holds_images(data) else open_tokens(data)
+    _check_fit(source, model, prepared)
+    settings = _settings(model.kind, isinstance(prepared, PreparedImages), train or {})
+    check_processes(settings, processes())
+    derived: dict[str, Any] = {
+        "source": source,
+        "data": str(prepared.folder.resolve()),
+        "teacher_steps": prepared.length - int(model.layout != "packed"),
+        "groups": "two" if model.kind == "partition" else "one",
+    }
+    config = DistillConfig(train=settings, **derived | how)
+    if config.teacher_steps > prepared.length:
+        raise ValueError(f"teacher_steps {config.teacher_steps} is out of range: expected 1 to {prepared.length}")
+    processes().wait_for_everyone()  # all have seen that the folder is free
+    if processes().is_main_process:
+        model.save_pretrained(folder / "round-0")
+        config.write(folder)  # last: what stands beside it is whole
+    processes().wait_for_everyone()
+    return config
+
+
+def resumed(
+    folder: Path,
+    source: str | None,
+    data: Path | None,
+    *,
+    tokenizer: str | None = None,
+    train: dict[str, Any] | None = None,
+    **how: Any,
+) -> DistillConfig:
+    """The configuration of a distillation that goes on, with more rounds or another end of each if they are named."""
+    config = DistillConfig.read(folder)
+    own = {k: v for k, v in dataclasses.asdict(config).items() if k != "train"} | dataclasses.asdict(config.train)
+    where = {"source": source, "data": None if data is None else str(data.resolve())}
+    for name, value in ({k: v for k, v in where.items() if v is not None} | how | (train or {})).items():
+        if name not in (*CHANGEABLE, "rounds") and own[name] != value:
+            raise ValueError(f"{name} is {own[name]} in {folder}, not {value}: a distillation goes on as it began")
+    stations = {name: value for name, value in (train or {}).items() if name in CHANGEABLE}
+    rounds = {name: value for name, value in how.items() if name == "rounds"}
+    return dataclasses.replace(config, train=dataclasses.replace(config.train, **stations), **rounds)
+
+
+def distill(folder: Path, config: DistillConfig, console: Console) -> list[RoundSummary]:
+    """Go through the rounds that are not done yet, showing progress. The newest student is also in model/."""
+    done = _results(folder)
+    if processes().is_main_process:
+        config.write(folder)
+    for number in range(len(done) + 1, config.rounds + 1):
+        teacher = _teacher_of(folder, number)
+        settings = dataclasses.replace(config.train, seed=mixed_seed(config.train.seed, number))
+        network = dataclasses.asdict(teacher.config)
+        run = RoundConfig(data=config.data, network=network, train=settings, distill=config, number=number)
+        steps = config.student_steps(number)
+        this = Round(folder / f"round-{number}", run)
+        ended = complete(this, console, name=f"round {number} of {config.rounds}, {steps:g} steps")
+        found = ended.likelihood
+        done.append(RoundSummary(number, steps, ended.steps, ended.seconds, found.perplexity, found.perplexity_error))
+        if processes().is_main_process:
+            _teacher_of(folder, number + 1).save_pretrained(folder / "model")
+            _note(folder, done)
+        processes().wait_for_everyone()
+    processes().destroy_process_group()
+    return done
+
+
+def _note(folder: Path, done: list[RoundSummary]) -> None:
+    """Write down which rounds are done."""
+    text = json.dumps([dataclasses.asdict(each) for each in done], indent=2) + "\n"
+    write_aside(folder / RESULTS, lambda path: path.write_text(text))
+
+
+def _teacher_of(folder: Path, number: int) -> Model:
+    """The model of the round before, with its averaged weights."""
+    return load(folder / f"round-{number - 1}", device="cpu")
+
+
+def _results(folder: Path) -> list[RoundSummary]:
+    """The rounds that are done."""
+    path = folder / RESULTS
+    return [RoundSummary(**fields) for fields in json.loads(path.read_text())] if path.exists() else []
+
+
+def _settings(kind: str, pictures: bool, given: dict[str, Any]) -> TrainConfig:
+    steps = given.get("steps", 10_000)
+    derived: dict[str, Any] = {
+        "model": KINDS[kind],
+        "steps": 10_000_000 if given.get("minutes") and "steps" not in given else steps,
+        "batch": 128,
+        "learning_rate": 3e-4,
+        "warmup": 100 if given.get("minutes") else min(2_500, max(10, steps // 20)),
+        "sample_every": None,
+    }
+    if pictures and kind == "partition":
+        derived["weights"] = "arccos"
+    return TrainConfig(**derived | given)
+
+
+def _check_fit(source: str, model: Model, data: Prepared | PreparedImages) -> None:
+    """Whether the data has the model's tokens and length."""
+    pictures = isinstance(data, PreparedImages)
+    if pictures != (model.layout == "image"):
+        kinds = ("pictures", "text") if pictures else ("text", "pictures")
+        raise ValueError(f"{data.folder} holds {kinds[0]}, {source} is a model of {kinds[1]}")
+    if model.config.length != data.length:
+        raise ValueError(f"the data in {data.folder} has length {data.length}, {source} {model.config.length}")
+    if isinstance(data, PreparedImages):
+        classes = getattr(model.config, "classes", None)
+        if data.codes > model.config.vocab or (classes is not None and len(data.classes) > classes):
+            raise ValueError(f"the pictures in {data.folder} have codes or classes that {source} does not know")
+    elif isinstance(model.codec, TextCodec):
+        if data.codec().tokenizer.get_vocab() != model.codec.tokenizer.get_vocab():
+            raise ValueError(
+                f"the data in {data.folder} has another vocabulary: prepare it with the tokenizer of {source}"
+            )
+    elif data.vocab > model.config.vocab:
+        raise ValueError(f"the data in {data.folder} has {data.vocab} ids, {source} {model.config.vocab}")

@@ -1,0 +1,208 @@
+"""`maskless evaluate` of models of text: every measure as JSON and as a table, and mistakes in one line."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import re
+import shlex
+import sys
+from pathlib import Path
+from typing import NamedTuple
+
+import pytest
+import torch
+import typer
+from typer.main import get_command
+
+from maskless.checkpoint import Model
+from maskless.cli import app, main
+from maskless.codec.text import byte_codec
+from maskless.data.prepare import prepare
+from maskless.data.toy import write
+
+DOCUMENT = Path(__file__).parents[2] / "docs" / "evaluation.md"
+needs_transformers = pytest.mark.skipif(
+    importlib.util.find_spec("transformers") is None,
+    reason="transformers is not installed: pip install 'maskless[judge]'",
+)
+
+
+class Ended(NamedTuple):
+    code: int
+    out: str
+    err: str
+
+
+@pytest.fixture
+def command(capsys, monkeypatch):
+    def call(*words: object) -> Ended:
+        monkeypatch.setattr(sys, "argv", ["maskless", *map(str, words)])
+        with pytest.raises(SystemExit) as ended:
+            main()
+        out, err = capsys.readouterr()
+        return Ended(int(ended.value.code or 0), out, err)
+
+    return call
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory, tiny) -> Path:
+    """Models of every kind over bytes, 16 tokens long, with data."""
+    path = tmp_path_factory.mktemp("text-cli")
+    text = write(path / "toy.txt", 200, seed=0)
+    write(path / "other.txt", 60, seed=1)
+    (path / "little.txt").write_text("too little")
+    prepare([text], path / "data", codec=byte_codec(), length=16)
+    for name, kind, sizes in (
+        ("pgm", "position", {}),
+        ("mdlm", "masked", {"vocab": 258, "mask": 257}),
+        ("ar", "causal", {}),
+    ):
+        network = tiny(kind, **{"vocab": 257, "length": 16, "scale": 0.1} | sizes)
+        Model(network, byte_codec()).save_pretrained(path / name)
+    return path
+
+
+@pytest.fixture(scope="module")
+def judge(folder) -> Path:
+    transformers = pytest.importorskip("transformers")
+    torch.manual_seed(0)
+    sizes = {"n_positions": 32, "n_embd": 16, "n_layer": 1, "n_head": 2}
+    transformers.GPT2LMHeadModel(transformers.GPT2Config(vocab_size=257, **sizes)).save_pretrained(folder / "judge")
+    tokenizer = transformers.PreTrainedTokenizerFast(
+        tokenizer_object=byte_codec().tokenizer, eos_token="<|endoftext|>", bos_token="<|endoftext|>"
+    )
+    tokenizer.save_pretrained(folder / "judge")
+    return folder / "judge"
+
+
+def found(ended: Ended) -> dict:
+    assert ended.code == 0, ended.err
+    return json.loads(ended.out)
+
+
+def test_bounds_of_other_texts_are_in_bits_too(folder, command):
+    given = ["--data", folder / "data", "--data", folder / "other.txt", "--sequences", 8]
+    results = found(command("evaluate", folder / "pgm", "--what", "bound", *given, "--json"))["bound"]
+    assert list(results) == [str(folder / "data"), str(folder / "other.txt")]
+    for text in results.values():
+        ours = text["both groups, stratified"]
+        assert ours["bits_per_byte"] == pytest.approx(ours["nats"] / 0.6931472, rel=0.1)  # a token is about a byte
+        assert ours["bits_per_character"] == pytest.approx(ours["bits_per_byte"])
+        assert ours["bits_per_byte_error"] == pytest.approx(ours["bits_per_byte"] * ours["error"] / ours["nats"])
+    shown = command("evaluate", folder / "pgm", *given)
+    assert f"{results[str(folder / 'other.txt')]['the paper' + chr(39) + 's']['perplexity']:.2f}" in shown.out
+    plain = found(command("evaluate", folder / "pgm", *given[:2], *given[4:], "--json"))
+    assert set(plain["the paper's"]) == {"nats", "error", "sequences", "tokens", "perplexity", "perplexity_error"}
+
+
+@needs_transformers
+def test_generative_perplexity_is_kept_in_a_file(folder, judge, command, tmp_path, monkeypatch):
+    to = tmp_path / "points.json"
+    given = ["evaluate", folder / "pgm", "--what", "genppl", "--judge", judge, "--texts", 3, "--steps", "4,16"]
+    given += ["--data", folder / "data", "--top-p", 0.9, "--temperature", 0.8, "--out", to]
+    results = found(command(*given, "--json", "--save-texts"))["genppl"]
+    assert [point["steps"] for point in results["points"]] == [0, 4, 16]
+    for point in results["points"]:
+        quality = point["quality"]
+        assert quality["samples"] == 3
+        assert quality["raw"]["tokens"] == 3 * 15
+        assert {*quality["distinct"]} == {"1", "2", "3", "4"}
+        assert quality["entropy"]["value"] > 0
+        assert (point["tokens_per_second"] is None) == (point["steps"] == 0)
+        assert len(point["texts"]) == 3
+    assert json.loads(to.read_text())["points"] == results["points"]
+    monkeypatch.setattr("maskless.texts.generate_texts", None)  # nothing is drawn again
+    shown = command(*given)
+    assert shown.code == 0
+    assert "the data" in shown.out
+    assert f"{results['points'][1]['quality']['retokenised']['perplexity']:.2f}" in shown.out
+    other = command(*given[:-2], "--top-k", 5, "--out", to)
+    assert other.code == 2
+    assert "was made with top_k None, not 5: name another file" in other.err
+
+
+@needs_transformers
+def test_a_causal_model_is_judged_at_its_own_steps(folder, judge, command):
+    given = ["evaluate", folder / "ar", "--what", "genppl", "--judge", judge, "--texts", 2, "--json"]
+    assert [point["steps"] for point in found(command(*given))["genppl"]["points"]] == [16]
+    assert "leave --steps out" in command(*given, "--steps", 4).err
+
+
+@pytest.mark.parametrize("model", ["pgm", "mdlm"])
+def test_orders_have_bounds_and_samples(model, folder, command):
+    given = ["evaluate", folder / model, "--what", "orders", "--data", folder / "data", "--sequences", 4, "--texts", 3]
+    results = found(command(*given, "--steps", "4,16", "--json"))["orders"]["orders"]
+    assert [(one["order"], one["steps"]) for one in results] == [
+        (order, steps) for order in ("random", "left-to-right", "confidence") for steps in (4, 16)
+    ]
+    assert all(one["bound"]["nats"] > 0 and one["samples"]["quality"]["retokenised"] is None for one in results)
+    assert "left-to-right" in command(*given).out
+
+
+@pytest.mark.parametrize("model", ["pgm", "mdlm", "ar"])
+def test_no_model_leaks(model, folder, command):
+    given = ["evaluate", folder / model, "--what", "leak", "--sequences", 2]
+    with_data = found(command(*given, "--data", folder / "data", "--json"))["leak"]
+    without = found(command(*given, "--json"))["leak"]
+    assert with_data["tight"]
+    assert without["tight"]
+    assert "leaks" in command(*given).out
+
+
+@pytest.mark.parametrize(("model", "first"), [("pgm", "pgm"), ("mdlm", "mdlm-complementary")])
+def test_gradients_have_a_variance(model, first, folder, command):
+    given = ["evaluate", folder / model, "--what", "variance", "--data", folder / "data", "--pairs", 2, "--batch", 4]
+    results = found(command(*given, "--json"))["variance"]["objectives"]
+    assert results[0]["objective"] == first
+    assert all(one["variance"] > 0 and one["error"] >= 0 and one["pairs"] == 2 for one in results)
+    assert "of mdlm's" in command(*given).out
+
+
+@pytest.mark.parametrize(
+    ("words", "says"),
+    [
+        ("{pgm} --what speed", "--what 'speed' is unknown: expected some of bound, genppl, orders, leak, variance"),
+        ("{pgm} --what orders", "expected --data DIR (a prepared folder) or a text file for --what orders"),
+        ("{pgm} --what variance", "expected --data DIR"),
+        ("{pgm} --data {little}", "has too little text: 11 tokens, and a row needs 16"),
+        ("{pgm} --data {folder}/nowhere.txt", "not a prepared folder"),
+        ("{pgm} --data {data} --steps 4", "--steps goes with --what genppl or orders, not with bound"),
+        ("{pgm} --data {data} --pairs 4", "--pairs goes with --what variance"),
+        ("{pgm} --what genppl --save-texts", "expected --out FILE.json"),
+        ("{pgm} --what genppl --out {folder}/no/such.json", "is not a folder"),
+        ("{pgm} --what genppl --steps 4,many", "--steps '4,many': expected a whole number, or several: 8,16,32"),
+        ("{pgm} --what genppl --steps 17", "steps 17 is out of range: expected 1 to 16"),
+        ("{pgm} --what genppl --order spiral", "unknown order 'spiral'"),
+        ("{pgm} --what genppl --top-p 2", "top_p 2.0 is out of range"),
+        ("{pgm} --what genppl --judge {folder}/no.gguf", "no such file"),
+        ("{pgm} --what genppl --judge {data}", "holds no config.json"),
+        ("{pgm} --what variance --data {data} --pairs 0", "pairs 0 is out of range"),
+        ("{pgm} --what leak --sequences 0", "sequences 0 is out of range"),
+        ("{pgm} --what orders --data {data} --samples 0", "samples 0 is out of range"),
+        ("{ar} --what orders --data {data}", "a causal model knows one order only"),
+        ("{ar} --what variance --data {data}", "has no split to vary"),
+    ],
+)
+def test_mistakes_are_one_line(words, says, folder, command):
+    named = {name: folder / name for name in ("pgm", "ar", "data")} | {"little": folder / "little.txt"}
+    ended = command("evaluate", *shlex.split(words.format(folder=folder, **named)))
+    assert ended.code == 2
+    assert ended.out == ""
+    assert ended.err.count("\n") == 1
+    assert says in ended.err
+
+
+def test_the_commands_of_the_document_parse():
+    lines = re.findall(
+        r"^(?:accelerate launch -m )?maskless (.*?)(?<!\\)$", DOCUMENT.read_text(), re.MULTILINE | re.DOTALL
+    )
+    commands = get_command(app).commands
+    assert len(lines) > 5
+    for line in lines:
+        name, *rest = shlex.split(line.replace("\\\n", " "), comments=True)
+        try:
+            commands[name].make_context(name, rest)
+        except typer.BadParameter.__base__ as error:
+            pytest.fail(f"maskless {line}: {error.format_message()}")
