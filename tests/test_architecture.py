@@ -30,7 +30,7 @@ FLOORS: dict[int, set[str]] = {
     10: {"train"},
     11: {"bench"},
     12: {"recipes"},
-    13: {"cli", "demo", "__main__"},
+    13: {"cli", "demo", "serve", "__main__"},
 }
 FLOOR = {room: floor for floor, rooms in FLOORS.items() for room in rooms}
 DOORS = {("cli", "demo"), ("cli", "serve"), ("__main__", "cli")}  # who may know whom on the top floor

@@ -289,7 +289,10 @@ def one_line(ended: Ended) -> str:
         (["train", "--out", "{out}", "--data", "{data}", "--colour", "red"], "No such option: --colour"),
         (["train", "--out", "{out}", "--data", "{data}", "--steps", "many"], "--steps"),
         (["train", "--data", "{data}"], "Missing option '--out'"),
-        (["paint"], "unknown command 'paint': expected one of prepare, train, distill, generate, fill, evaluate, fid, "),
+        (
+            ["paint"],
+            "unknown command 'paint': expected one of prepare, train, distill, generate, fill, evaluate, fid, ",
+        ),
         (["--loud"], "No such option: --loud"),
         (["prepare", "{text}", "--out", "{out}", "--layout", "round"], "packed, wrapped, padded"),
         (["prepare", "{text}", "--out", "{out}", "--vocab", "300", "--tokenizer", "gpt2"], "exclude each other"),

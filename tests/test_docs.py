@@ -26,7 +26,8 @@ from maskless.recipes import RECIPES
 ROOT = Path(__file__).parents[1]
 SOURCE = ROOT / "src" / "maskless"
 README, MAP = ROOT / "README.md", ROOT / "docs" / "paper-map.md"
-DOCUMENTS = [README, MAP, ROOT / "CONTRIBUTING.md", ROOT / "docs" / "pictures.md", ROOT / "docs" / "distillation.md"]
+PAGES = [ROOT / "docs" / name for name in ("pictures.md", "distillation.md", "serve.md")]
+DOCUMENTS = [README, MAP, ROOT / "CONTRIBUTING.md", *PAGES]
 COMMANDS: dict[str, Any] = get_command(app).commands
 USAGE_ERROR: Any = typer.BadParameter.__base__  # typer has no public name for it
 

@@ -72,6 +72,12 @@ def test_top_p_turns_where_the_sum_passes_p(p, count):
     assert kept(top_p(logits, p)) == [set([1, 3, 0, 2][:count])]
 
 
+@pytest.mark.parametrize("p", [5e-324, 1e-45, 1e-30])
+def test_top_p_keeps_the_most_likely_token_however_small_p_is(p):
+    kept = top_p(torch.tensor([[0.1, 2.0, 0.3]]), p)
+    assert kept.isfinite().tolist() == [[False, True, False]]
+
+
 def test_top_p_filters_each_row_by_itself():
     logits = random_logits(8, 12)
     for row, filtered in zip(logits, top_p(logits, 0.7), strict=True):

@@ -36,7 +36,7 @@ def top_p(logits: Tensor, p: float) -> Tensor:
     values, index = logits.sort(dim=-1, descending=True, stable=True)
     probability = values.softmax(-1)
     before = probability.cumsum(-1) - probability  # what the more likely tokens hold already
-    values = values.masked_fill(before >= p, -torch.inf)
+    values = values.masked_fill((before >= p) & (before > 0), -torch.inf)  # the first one stays, however small p is
     return torch.empty_like(logits).scatter_(-1, index, values)
 
 

@@ -17,6 +17,7 @@ from maskless.cli.codec import train_codec
 from maskless.cli.distill import distill
 from maskless.cli.evaluate import evaluate, fid
 from maskless.cli.generate import TOKENIZER, fill, generate
+from maskless.cli.serve import serve
 
 
 class Commands(TyperGroup):
@@ -226,6 +227,7 @@ def demo(
     demonstration.show(show.out, minutes=minutes, seed=seed)
 
 
+app.command()(serve)
 app.command("train-codec")(train_codec)
 app.add_typer(bench, name="bench", cls=Commands)
 

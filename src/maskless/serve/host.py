@@ -1,0 +1,163 @@
+"""A hosted model: a network with its batcher, its codec, and the limits of what may be asked of it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from maskless.checkpoint import Model
+from maskless.codec.text import TextCodec, starts_with_space
+from maskless.codec.vq import ImageCodec
+from maskless.engine import Engine, serves
+from maskless.images import grid_of
+from maskless.nn import Network, autocast
+from maskless.nn.causal import CausalTransformer
+from maskless.problems import Problems
+from maskless.serve.batcher import Batcher
+from maskless.serve.rows import Rules
+from maskless.serve.turns import Turns
+
+NAMES = {"partition": "PGM", "masked": "MDLM", "causal": "AR", "maskgit": "MaskGIT"}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Limits:
+    """What one request, and all of them together, may ask for."""
+
+    length: int = 4096  # tokens of a text; never more than the model's context
+    steps: int = 1024
+    rows: int = 16  # texts of a request
+    batch: int = 64  # rows that are computed together
+    queue: int = 64  # requests that wait for a place
+    seconds: float = 60.0  # from a request's arrival to its end
+    body: int = 1 << 20  # bytes of a request
+
+    def __post_init__(self) -> None:
+        for name in ("length", "steps", "rows", "batch", "queue", "body"):
+            if getattr(self, name) < 1:
+                raise ValueError(f"{name} {getattr(self, name)} is out of range: expected 1 or more")
+        if not 0 < self.seconds < float("inf"):
+            raise ValueError(f"timeout {self.seconds} is out of range: expected more than 0 seconds")
+
+
+class Host:
+    """A model that answers requests under a name of its own."""
+
+    def __init__(self, name: str, model: Model, limits: Limits, turns: Turns | None = None):
+        self.name, self.model, self.limits = name, model.eval(), limits
+        if model.codec is None:
+            raise ValueError(f"the model {name} brings no tokenizer or codec: convert it with one first")
+        sizes = {"batch": limits.batch, "queue": limits.queue}
+        self.batcher = Batcher(name, answering(model), self._rules(), self.vocab, turns=turns, **sizes)
+
+    @property
+    def pictures(self) -> bool:
+        return self.model.layout == "image"
+
+    @property
+    def vocab(self) -> int:
+        return int(self.model.config.vocab)
+
+    @property
+    def causal(self) -> bool:
+        return isinstance(self.model.network, CausalTransformer)
+
+    @property
+    def text(self) -> TextCodec:
+        if not isinstance(self.model.codec, TextCodec):
+            raise ValueError(f"{self.name} is a model of pictures: expected one of text")
+        return self.model.codec
+
+    @property
+    def codec(self) -> ImageCodec:
+        if self.model.codec is None or isinstance(self.model.codec, TextCodec):
+            raise ValueError(f"{self.name} is a model of text: expected one of pictures")
+        return self.model.codec
+
+    @property
+    def lead(self) -> list[int]:
+        """What every sequence of a model of text begins with."""
+        bos = self.text.bos
+        return [] if self.model.layout == "packed" or bos is None else [bos]
+
+    @property
+    def length(self) -> int:
+        """The longest sequence that may be asked for."""
+        return min(int(self.model.config.length), self.limits.length)
+
+    def described(self) -> dict[str, Any]:
+        """What a client may know about the model."""
+        config = self.model.config
+        about: dict[str, Any] = {
+            "id": self.name,
+            "object": "model",
+            "owned_by": "maskless",
+            "kind": NAMES[self.model.kind],
+            "modality": "pictures" if self.pictures else "text",
+            "parameters": sum(p.numel() for p in self.model.network.parameters()),
+            "max_steps": self.limits.steps,
+        }
+        if self.pictures:
+            h, w = grid_of(self.model)
+            size = {"grid": [h, w], "pixels": [h * self.codec.factor, w * self.codec.factor]}
+            about |= size | {"classes": list(self.model.classes) or [str(i) for i in range(config.classes or 0)]}
+        else:
+            about |= {"max_length": self.length, "max_texts": self.limits.rows, "any_order": not self.causal}
+        return about
+
+    def piece(self, token: int) -> str:
+        """How a token looks between its neighbours: pieces side by side read as the text does."""
+        text = self._pieces[token] if 0 <= token < len(self._pieces) else ""
+        return text
+
+    @cached_property
+    def _pieces(self) -> list[str]:
+        codec = self.text
+        special = {codec.bos, codec.eos, codec.pad, codec.mask}
+        texts = ["" if i in special else codec.token_text(i) for i in range(codec.vocab)]
+        if codec.byte_level:
+            return texts
+        return [text[2:] if text.startswith("##") else f" {text}" if text else "" for text in texts]
+
+    def _rules(self) -> Rules:
+        device, config = self.model.device, self.model.config
+        if self.pictures:
+            codes = self.codec.codes
+            never = tuple(i for i in (codes, codes + 1) if i < config.vocab)  # mask and BOS
+            return Rules(device, never=never, dropped=config.classes)
+        spaced: Tensor | None = None
+        if self.text.byte_level:
+            spaced = torch.zeros(self.vocab, dtype=torch.bool)
+            spaced[: self.text.vocab] = torch.tensor(starts_with_space(self.text))
+            spaced = spaced.to(device)
+        never = tuple(range(self.text.vocab, self.vocab))  # ids without a text, a mask among them
+        return Rules(device, never=never, spaced=spaced)
+
+
+def answering(model: Model) -> Network:
+    """What answers the problems of a model: its engine where there is one, else the network itself."""
+    network = model.network
+    if serves(network) and not isinstance(network, CausalTransformer):
+        return Engine(network).answer
+
+    def answer(problems: Problems) -> Tensor:
+        with torch.no_grad(), autocast(model.device):
+            return network(problems)
+
+    return answer
+
+
+def name_of(source: str, taken: set[str]) -> str:
+    """A short name for a model: the last part of where it comes from, with a number where two would be alike."""
+    path = Path(source)
+    name = path.stem if path.is_file() else path.name or "model"
+    number = 2
+    unique = name
+    while unique in taken:
+        unique, number = f"{name}-{number}", number + 1
+    return unique

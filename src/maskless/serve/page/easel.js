@@ -1,0 +1,198 @@
+// Pictures: draw one of a class, watch the grid fill in, paint over a region and draw it anew.
+
+import { stream } from "./api.js";
+import { $, Pacer, Replay, complain, hue, make, newSeed, pace, say, seedOf } from "./ui.js";
+
+let model, replay, running = null, frames = [], came = [], tokens = null, upload = null, painted = new Set(), cursor = null, brush = null;
+const canvas = () => $("easel");
+const cells = () => model.grid;
+
+export const busy = () => running !== null;
+export const stop = () => running?.abort();
+
+export function start(found) {
+  model = found;
+  $("label").replaceChildren(...model.classes.map((name, i) => make("option", { value: i, textContent: name })));
+  if (!model.classes.length) { $("label").append(make("option", { value: "", textContent: "none" })); $("guidance").disabled = true; }
+  $("p-steps").max = Math.min(model.max_steps, model.grid[0] * model.grid[1], 128);
+  replay = new Replay($("p-scrub"), $("p-play"), $("p-at"), draw);
+  $("inpaint").addEventListener("click", inpaint);
+  $("unpaint").addEventListener("click", () => { painted.clear(); marks(); });
+  $("heat").addEventListener("change", () => draw());
+  $("file").addEventListener("change", load);
+  const easel = canvas();
+  easel.addEventListener("pointerdown", (event) => { if (frames.length && !running) { easel.setPointerCapture(event.pointerId); brush = !painted.has(under(event)); paint(under(event)); } });
+  easel.addEventListener("pointermove", (event) => { if (brush !== null) paint(under(event)); });
+  for (const name of ["pointerup", "pointercancel"]) easel.addEventListener(name, () => { brush = null; });
+  easel.addEventListener("keydown", keys);
+  easel.addEventListener("blur", () => { cursor = null; draw(); });
+  matchMedia("(prefers-color-scheme: dark)").addEventListener("change", () => draw());
+  draw();
+}
+
+function settings(seed) {
+  const label = $("label").value === "" ? null : Number($("label").value);
+  return { label, guidance: label === null ? 0 : Number($("guidance").value), steps: Number($("p-steps").value), order: $("p-order").value,
+    temperature: Number($("p-temperature").value), seed, frames: true, model: model.id };
+}
+
+export async function drawNew() {
+  upload = null;
+  await run("/v1/pictures", settings(seedOf("p-seed")));
+}
+
+async function inpaint() {
+  const [h, w] = cells();
+  $("p-seed").value = newSeed();
+  const grid = (value) => Array.from({ length: h }, (_, y) => Array.from({ length: w }, (_, x) => value(y * w + x)));
+  const known = upload ? { image: upload, mask: grid((i) => painted.has(i)) } : { tokens: grid((i) => painted.has(i) ? null : tokens[Math.floor(i / w)][i % w]) };
+  await run("/v1/pictures/fill", { ...settings(seedOf("p-seed")), ...known });
+}
+
+async function run(path, body) {
+  stop();
+  complain(null);
+  const control = running = new AbortController();
+  $("draw-label").textContent = "Stop";
+  const before = { frames, came, painted }, pacer = new Pacer(0);
+  try {
+    await stream(path, body, {
+      start: (data) => {
+        pacer.gap = pace("p-pace", data.steps);
+        frames = [picture(data.image)];
+        came = data.known.flat().map((known) => known ? -1 : Infinity);
+        painted = new Set();
+        replay.ready(data.steps);
+        replay.mark(0);
+      },
+      step: (data) => {
+        const frame = picture(data.image);
+        pacer.push(() => {
+          for (const one of data.decided) came[one.row * cells()[1] + one.column] = data.step;
+          frames[data.step + 1] = frame;
+          replay.mark(data.step + 1);
+          show(data.step + 1);
+        });
+      },
+      done: (data) => pacer.push(() => {
+        tokens = data.tokens;
+        upload = null;
+        frames[data.steps + 1] = picture(data.image);
+        remember(data);
+        show(data.steps);
+        say(`Drawn${data.label === null ? "" : `: ${data.label}`} in ${data.steps} steps`);
+        canvas().setAttribute("aria-label", `A picture${data.label === null ? "" : ` of ${data.label}`}. Paint over a region to draw it anew: drag, or move with the arrow keys and press Space.`);
+      }),
+    }, control.signal);
+    control.signal.addEventListener("abort", () => pacer.stop());
+    await pacer.last;
+  } catch (error) {
+    pacer.stop();
+    complain(error);
+    if (!frames.length) ({ frames, came, painted } = before);
+  } finally {
+    if (running === control) running = null;
+    $("draw-label").textContent = "Draw";
+    marks();
+  }
+}
+
+function picture(data) {
+  const image = new Image();
+  image.src = `data:image/png;base64,${data}`;
+  return image;
+}
+
+async function show(step) {
+  const frame = frames[step + 1] && step === Number(replay.slider.max) ? frames[step + 1] : frames[step];
+  try { await frame?.decode(); } catch { return; }
+  draw(step);
+}
+
+const css = (name) => getComputedStyle(document.documentElement).getPropertyValue(name).trim();
+
+function draw(step = Number(replay?.slider.value ?? 0)) {
+  const easel = canvas(), pen = easel.getContext("2d"), [h, w] = cells();
+  const wide = easel.width / w, high = easel.height / h, last = Number(replay.slider.max);
+  let nearest = step;
+  while (nearest > 0 && !frames[nearest]) nearest--;
+  const frame = step === last && frames[last + 1] ? frames[last + 1] : frames[nearest];
+  pen.fillStyle = css("--field");
+  pen.fillRect(0, 0, easel.width, easel.height);
+  pen.imageSmoothingEnabled = model.pixels[0] > 64;
+  if (frame?.complete && frame.naturalWidth) pen.drawImage(frame, 0, 0, easel.width, easel.height);
+  const heat = $("heat").checked, dark = document.documentElement.classList.contains("dark");
+  for (let i = 0; i < h * w; i++) {
+    const x = (i % w) * wide, y = Math.floor(i / w) * high, at = came[i] ?? Infinity;
+    if (!frame || at >= step && at >= 0) { open(pen, x, y, wide, high, i); continue; }
+    if (heat && at >= 0) { pen.fillStyle = `oklch(${dark ? 0.62 : 0.75} 0.15 ${hue(at, last)} / 0.62)`; pen.fillRect(x, y, wide, high); }
+    if (at === step - 1 && step < last) { pen.strokeStyle = `oklch(0.72 0.19 ${hue(at, last)})`; pen.lineWidth = 3; pen.strokeRect(x + 1.5, y + 1.5, wide - 3, high - 3); }
+  }
+  if (!frame) { pen.fillStyle = css("--soft"); pen.font = "20px system-ui, sans-serif"; pen.textAlign = "center"; pen.fillText("Pick a class and press Draw", easel.width / 2, easel.height / 2); }
+  for (const i of painted) { pen.fillStyle = "oklch(0.63 0.2 300 / 0.6)"; pen.fillRect((i % w) * wide, Math.floor(i / w) * high, wide, high); }
+  if (cursor !== null) { pen.strokeStyle = css("--focus"); pen.lineWidth = 4; pen.strokeRect((cursor % w) * wide + 2, Math.floor(cursor / w) * high + 2, wide - 4, high - 4); }
+}
+
+function open(pen, x, y, wide, high, i) {
+  pen.fillStyle = css((Math.floor(x / wide + 0.5) + Math.floor(y / high + 0.5)) % 2 ? "--field" : "--card");
+  pen.fillRect(x, y, wide + 0.5, high + 0.5);
+}
+
+function under(event) {
+  const box = canvas().getBoundingClientRect(), [h, w] = cells();
+  const x = Math.floor((event.clientX - box.left) / box.width * w), y = Math.floor((event.clientY - box.top) / box.height * h);
+  return Math.max(0, Math.min(h - 1, y)) * w + Math.max(0, Math.min(w - 1, x));
+}
+
+function paint(i) {
+  if (brush) painted.add(i); else painted.delete(i);
+  marks();
+}
+
+function keys(event) {
+  if (!frames.length || running || event.ctrlKey || event.metaKey) return;
+  const [h, w] = cells(), moves = { ArrowRight: 1, ArrowLeft: -1, ArrowDown: w, ArrowUp: -w };
+  if (event.key in moves) {
+    const next = cursor === null ? 0 : cursor + moves[event.key];
+    if (next >= 0 && next < h * w) cursor = next;
+  } else if (event.key === " " && cursor !== null) {
+    if (!painted.delete(cursor)) painted.add(cursor);
+    say(`row ${Math.floor(cursor / w) + 1}, column ${cursor % w + 1} ${painted.has(cursor) ? "painted" : "kept"}`);
+  } else return;
+  event.preventDefault();
+  marks();
+}
+
+function marks() {
+  $("inpaint").disabled = running !== null || painted.size === 0;
+  $("unpaint").disabled = painted.size === 0;
+  draw();
+}
+
+function remember(data) {
+  const all = { tokens: data.tokens, image: data.image, came: data.came.flat(), frames: [...frames], steps: data.steps };
+  const button = make("button", { type: "button" }, make("img", { src: `data:image/png;base64,${data.image}`, alt: "" }));
+  button.setAttribute("aria-label", `Back to this picture${data.label === null ? "" : ` of ${data.label}`}`);
+  button.addEventListener("click", () => { ({ tokens, came, frames } = all); upload = null; painted.clear(); replay.ready(all.steps); marks(); });
+  $("recent").prepend(button);
+  while ($("recent").children.length > 8) $("recent").lastChild.remove();
+}
+
+async function load() {
+  const file = $("file").files[0];
+  if (!file) return;
+  try {
+    const bitmap = await createImageBitmap(file), side = Math.min(bitmap.width, bitmap.height), size = model.pixels[0];
+    const small = make("canvas", { width: size, height: size });
+    small.getContext("2d").drawImage(bitmap, (bitmap.width - side) / 2, (bitmap.height - side) / 2, side, side, 0, 0, size, size);
+    upload = small.toDataURL("image/png").split(",")[1];
+    const image = picture(upload);
+    await image.decode();
+    frames = [image];
+    came = new Array(cells()[0] * cells()[1]).fill(-1);
+    painted.clear();
+    replay.ready(0);
+    complain(null);
+    marks();
+  } catch { complain(new Error("this file is not a picture that the browser can read")); }
+}

@@ -1,0 +1,72 @@
+// A text shown token by token: what is given, what has landed (coloured by its step), what is still open.
+
+import { hue, make, percent } from "./ui.js";
+
+export class Paper {
+  constructor(element) {
+    this.element = element;
+    this.clear("Filled text appears here, token by token.");
+  }
+  clear(text) {
+    Object.assign(this, { tokens: [], pieces: [], came: [], chances: [], locked: new Set(), spaced: [], lead: 0, steps: 0, spans: [], spaces: [], old: new Set() });
+    this.element.replaceChildren(make("span", { className: "empty", textContent: text }));
+  }
+  get empty() { return this.tokens.length === 0; }
+
+  // A run begins: the opening of a stream. kept: what is known of tokens that were decided before.
+  open(start, kept = null) {
+    const n = start.tokens.length;
+    Object.assign(this, { tokens: [...start.tokens], pieces: [...start.pieces], spaced: start.spaced, lead: start.lead, steps: start.steps });
+    this.came = kept ? kept.came.map((step, i) => this.tokens[i] === null ? null : step) : this.tokens.map((t) => t === null ? null : -1);
+    this.chances = kept ? kept.chances : new Array(n).fill(null);
+    this.locked = kept ? kept.locked : new Set();
+    this.old = kept ? new Set(this.tokens.flatMap((t, i) => t !== null && kept.came[i] >= 0 ? [i] : [])) : new Set();
+    this.spans = this.tokens.map(() => make("span", { className: "tok" }));
+    this.spaces = this.tokens.map(() => document.createTextNode(""));  // outside of the coloured part, where lines may break
+    this.spans.forEach((span, i) => { span.dataset.i = i; span.setAttribute("role", "button"); span.tabIndex = -1; });
+    this.element.replaceChildren(...this.spans.flatMap((span, i) => i < this.lead ? [] : [this.spaces[i], span]));
+    if (this.spans[this.lead]) this.spans[this.lead].tabIndex = 0;
+    this.draw();
+  }
+  land(position, token, piece, chance, step) {
+    this.tokens[position] = token;
+    this.pieces[position] = piece;
+    this.chances[position] = chance;
+    this.came[position] = step;
+    this.old.delete(position);
+    this.paint(position, true);
+  }
+  // What was known after so many steps of the last run; tokens of earlier runs stay.
+  draw(after = Infinity) {
+    this.after = after;
+    for (let i = this.lead; i < this.spans.length; i++) this.paint(i, false);
+  }
+  paint(i, fresh) {
+    const span = this.spans[i], step = this.came[i];
+    if (!span) return;
+    const open = this.tokens[i] === null || (step !== null && step >= this.after && !this.old.has(i));
+    const made = !open && step >= 0, special = !open && this.pieces[i] === "";
+    const kinds = ["tok", open && "gap", made && "made", special && "special", this.locked.has(i) && "locked", fresh && "fresh"];
+    span.className = kinds.filter(Boolean).join(" ");
+    const piece = this.pieces[i] ?? "", word = piece.trimStart();
+    this.spaces[i].data = open ? "\u200b" : piece.slice(0, piece.length - word.length);
+    span.textContent = open ? "" : special ? "¶" : word || "␣";
+    if (made) span.style.setProperty("--hue", hue(step, this.steps).toFixed(0)); else span.style.removeProperty("--hue");
+    span.setAttribute("aria-label", this.spoken(i, open));
+  }
+  spoken(i, open) {
+    if (open) return "blank";
+    const text = this.pieces[i].trim() || "end of text";
+    if (this.came[i] < 0) return `${text}, given`;
+    const lock = this.locked.has(i) ? ", locked" : "";
+    return `${text}, step ${this.came[i] + 1}, probability ${percent(this.chances[i] ?? 0)}${lock}`;
+  }
+  text() { return this.pieces.slice(this.lead).map((piece) => piece ?? "").join(""); }
+  has(i) { return this.spans[i] !== undefined && i >= this.lead; }
+  made(i) { return this.tokens[i] !== null && this.came[i] >= 0; }
+  erased() { return this.tokens.filter((token) => token === null).length; }
+  focus(i) {
+    this.spans.forEach((span) => { span.tabIndex = -1; });
+    if (this.spans[i]) { this.spans[i].tabIndex = 0; this.spans[i].focus(); }
+  }
+}

@@ -1,0 +1,97 @@
+// Small things that all views use: elements, messages, sliders that say their value, a replay.
+
+import { Refused } from "./api.js";
+
+export const $ = (id) => document.getElementById(id);
+
+export function make(tag, fields = {}, ...children) {
+  const element = Object.assign(document.createElement(tag), fields);
+  element.append(...children);
+  return element;
+}
+
+export function say(text) { $("status").textContent = text; }
+
+export function complain(error) {
+  const shown = $("alert");
+  if (!error || error.name === "AbortError") { shown.hidden = true; return; }
+  if (error instanceof Refused && error.status === 401) {
+    $("key-form").hidden = false;
+    $("key").focus();
+  }
+  shown.textContent = error.message;
+  shown.hidden = false;
+  if (!(error instanceof Refused)) console.error(error);
+}
+
+export const still = () => matchMedia("(prefers-reduced-motion: reduce)").matches;
+export const percent = (p) => p >= 0.0995 ? `${Math.round(100 * p)} %` : p >= 0.001 ? `${(100 * p).toFixed(1)} %` : "< 0.1 %";
+export const hue = (step, steps) => 285 - 235 * (steps > 1 ? step / (steps - 1) : 0);
+export const newSeed = () => Math.floor(Math.random() * 1e6);
+
+export function shows(id, format = String) {
+  const input = $(id), output = $(`${id}-at`);
+  const show = () => { output.textContent = format(Number(input.value)); };
+  input.addEventListener("input", show);
+  show();
+}
+
+export function seedOf(id) {
+  const value = Number($(id).value);
+  if (!Number.isSafeInteger(value) || value < 0) throw new Error("the seed has to be a whole number, 0 or more");
+  return value;
+}
+
+// Things to show, one after the other, with so many milliseconds between them; figures are not held back.
+export class Pacer {
+  constructor(gap) { Object.assign(this, { gap, last: Promise.resolve(), stopped: false }); }
+  push(show) {
+    this.last = this.last.then(async () => {
+      if (this.stopped) return;
+      show();
+      if (this.gap) await new Promise((resolve) => setTimeout(resolve, this.gap));
+    });
+  }
+  stop() { this.stopped = true; }
+}
+
+export const pace = (id, steps) => $(id).checked && !still() ? Math.min(140, 3000 / steps) : 0;
+
+// A slider over the steps of a run and a button that plays them; show(n) draws what was known after n steps.
+export class Replay {
+  constructor(slider, button, output, show) {
+    Object.assign(this, { slider, button, output, show, timer: 0 });
+    slider.addEventListener("input", () => { this.pause(); this.to(Number(slider.value)); });
+    button.addEventListener("click", () => this.timer ? this.pause() : this.play());
+  }
+  ready(steps) {
+    this.pause();
+    this.slider.max = steps;
+    this.slider.disabled = this.button.disabled = steps === 0;
+    this.mark(steps);
+  }
+  mark(step) {
+    this.slider.value = step;
+    const text = Number(this.slider.max) ? `step ${step} of ${this.slider.max}` : "no steps yet";
+    this.output.textContent = text;
+    this.slider.setAttribute("aria-valuetext", text);
+  }
+  to(step) { this.mark(step); this.show(step); }
+  play() {
+    const last = Number(this.slider.max);
+    let step = Number(this.slider.value) >= last ? 0 : Number(this.slider.value);
+    this.to(step);
+    this.button.textContent = "❚❚";
+    this.button.setAttribute("aria-label", "Pause");
+    this.timer = setInterval(() => {
+      this.to(++step);
+      if (step >= last) this.pause();
+    }, Math.max(40, Math.min(260, 4000 / last)));
+  }
+  pause() {
+    clearInterval(this.timer);
+    this.timer = 0;
+    this.button.textContent = "▶";
+    this.button.setAttribute("aria-label", "Replay");
+  }
+}

@@ -1,0 +1,253 @@
+// Write: fill a text, replay how it came, and take its tokens in hand.
+
+import { post, stream } from "./api.js";
+import { Paper } from "./paper.js";
+import { $, Pacer, Replay, complain, make, newSeed, pace, percent, say, seedOf } from "./ui.js";
+
+const GAP = /\[[0-9]+\]|_{3,}/g;
+let paper, replay, running = null, opened = -1, models = [];
+
+export function settings() {
+  const top = Number($("nucleus").value);
+  const order = $("order").value;
+  return { steps: Number($("steps").value), temperature: Number($("temperature").value), top_p: top < 1 ? top : null, order, seed: seedOf("seed") };
+}
+
+// What the prompt asks for: a fill where it has blanks, else a continuation.
+export function asked(model) {
+  const text = $("prompt").value;
+  return text.match(GAP) ? ["/v1/fill", { text }] : ["/v1/generate", { prompt: text, length: Math.min(model.max_length, 256) }];
+}
+
+export function start(found) {
+  models = found;
+  paper = new Paper($("paper"));
+  replay = new Replay($("scrub"), $("play"), $("scrub-at"), (step) => { shut(false); paper.draw(step); });
+  $("prompt").addEventListener("input", hint);
+  $("blank").addEventListener("click", blank);
+  $("resample").addEventListener("click", resampleAll);
+  $("regap").addEventListener("click", () => again(paper.tokens, newSeed()));
+  $("copy").addEventListener("click", async () => { await navigator.clipboard.writeText(paper.text().trim()); say("Copied"); });
+  $("paper").addEventListener("click", (event) => { const i = index(event.target); if (i >= 0) open(i); });
+  $("paper").addEventListener("keydown", keys);
+  $("menu").addEventListener("keydown", (event) => { if (event.key === "Escape") shut(); else act(event, opened); });
+  $("menu-close").addEventListener("click", () => shut());
+  $("do-lock").addEventListener("click", () => lock(opened));
+  $("do-erase").addEventListener("click", () => erase(opened));
+  $("do-resample").addEventListener("click", () => resample(opened));
+  document.addEventListener("pointerdown", (event) => {
+    if (opened >= 0 && !$("menu").contains(event.target) && !$("paper").contains(event.target)) shut(false);
+  });
+  hint();
+}
+
+export function hint() {
+  const area = $("prompt");
+  area.style.height = "auto";
+  area.style.height = `${Math.min(area.scrollHeight + 2, 320)}px`;
+  const gaps = $("prompt").value.match(GAP) || [];
+  const count = gaps.reduce((sum, gap) => sum + (gap[0] === "_" ? gap.length : Number(gap.slice(1, -1))), 0);
+  $("hint").textContent = gaps.length
+    ? `${gaps.length} blank${gaps.length > 1 ? "s" : ""}, ${count} tokens. [8] is a blank of eight tokens, ___ one of three.`
+    : "No blank: the text is continued. Write [8] or ___ where tokens shall come.";
+}
+
+function blank() {
+  const area = $("prompt");
+  area.setRangeText("[8]", area.selectionStart, area.selectionEnd, "end");
+  area.focus();
+  hint();
+}
+
+export const busy = () => running !== null;
+export const stop = () => running?.abort();
+
+export async function fill() {
+  const model = current();
+  const [path, body] = asked(model);
+  await run(path, { ...body, ...settings(), model: model.id }, null);
+}
+
+const current = () => models.find((model) => model.id === $("model").value) || models[0];
+
+async function again(tokens, seed) {
+  const kept = { came: paper.came, chances: paper.chances, locked: paper.locked };
+  const how = { ...settings(), seed };
+  await run("/v1/fill", { tokens, spaced: paper.spaced.filter((i) => tokens[i] === null), ...how, model: current().id }, { ...kept, spaced: paper.spaced });
+}
+
+async function run(path, body, kept) {
+  stop();
+  shut(false);
+  complain(null);
+  const control = running = new AbortController();
+  labels();
+  const lead = paper.lead;
+  const pacer = new Pacer(0);
+  let count = 0;
+  try {
+    await stream(path, body, {
+      start: (data) => {
+        paper.open(kept ? { ...data, spaced: kept.spaced, lead } : data, kept);
+        replay.ready(data.steps);
+        replay.mark(0);
+        pacer.gap = pace("pace", data.steps);
+        say(`Filling ${data.unknown} tokens in ${data.steps} steps`);
+      },
+      step: (data) => {
+        count += data.decided.length;
+        facts(count, data.seconds);
+        pacer.push(() => {
+          for (const one of data.decided) paper.land(one.position, one.token, one.text, one.probability, data.step);
+          replay.mark(data.step + 1);
+        });
+      },
+      done: (data) => {
+        facts(count, data.seconds, data.steps);
+        pacer.push(() => say(`Done: ${data.texts[0].text}`));
+      },
+    }, control.signal);
+    control.signal.addEventListener("abort", () => pacer.stop());
+    await pacer.last;
+  } catch (error) {
+    pacer.stop();
+    complain(error);
+    if (error.name === "AbortError") say("Stopped");
+  } finally {
+    if (running === control) running = null;
+    labels();
+  }
+}
+
+function facts(count, seconds, steps) {
+  const speed = count / Math.max(seconds, 1e-6);
+  const rate = speed >= 100 ? Math.round(speed).toLocaleString("en") : speed.toFixed(1);
+  const many = (n, what) => `${n} ${what}${n === 1 ? "" : "s"}`;
+  $("facts").textContent = `${many(count, "token")}${steps ? ` in ${many(steps, "step")}` : ""}, ${seconds.toFixed(2)} s, ${rate} tokens/s`;
+}
+
+export function labels() {
+  $("go-label").textContent = running ? "Stop" : "Fill";
+  const made = !running && paper.tokens.some((_, i) => paper.made(i));
+  $("resample").disabled = !made;
+  $("copy").disabled = !made;
+  $("regap").hidden = Boolean(running) || !paper.erased();
+}
+
+function index(element) {
+  const found = element.closest?.(".tok");
+  return found ? Number(found.dataset.i) : -1;
+}
+
+function keys(event) {
+  const i = index(event.target);
+  if (i < 0) return;
+  const moves = { ArrowRight: 1, ArrowLeft: -1 };
+  if (event.key in moves && paper.has(i + moves[event.key])) { paper.focus(i + moves[event.key]); event.preventDefault(); }
+  else if (event.key === "Enter" || event.key === " ") { open(i); event.preventDefault(); }
+  else act(event, i);
+}
+
+function act(event, i) {
+  if (event.ctrlKey || event.metaKey || event.altKey) return;
+  const doings = { l: lock, e: erase, Delete: erase, r: resample };
+  const doing = doings[event.key.length === 1 ? event.key.toLowerCase() : event.key];
+  if (doing) { doing(i); event.preventDefault(); }
+}
+
+function lock(i) {
+  if (!paper.made(i)) return;
+  if (!paper.locked.delete(i)) paper.locked.add(i);
+  paper.paint(i, false);
+  say(paper.spoken(i, false));
+  if (opened === i) shut();
+}
+
+function erase(i) {
+  if (running || paper.tokens[i] === null) return;
+  paper.tokens[i] = paper.pieces[i] = null;
+  paper.locked.delete(i);
+  shut(false);
+  paper.paint(i, false);
+  paper.focus(i);
+  labels();
+  say("Erased");
+}
+
+async function resample(i) {
+  if (running || paper.tokens[i] === undefined) return;
+  const tokens = paper.tokens.map((token, at) => at === i ? null : token);
+  paper.locked.delete(i);
+  await again(tokens, newSeed());
+}
+
+async function resampleAll() {
+  const tokens = paper.tokens.map((token, i) => paper.made(i) && !paper.locked.has(i) ? null : token);
+  if (!tokens.includes(null)) { complain(new Error("every token is given or locked: unlock one first")); return; }
+  $("seed").value = newSeed();
+  await again(tokens, seedOf("seed"));
+}
+
+async function open(i) {
+  if (running || !paper.has(i)) return;
+  shut(false);
+  opened = i;
+  const menu = $("menu"), span = paper.spans[i], token = paper.tokens[i];
+  span.classList.add("open");
+  $("menu-title").textContent = token === null ? "a blank" : paper.pieces[i].trim() || "¶ end of text";
+  const came = paper.came[i];
+  $("menu-facts").textContent = token === null ? "Not decided yet." : came < 0 ? "Given by you."
+    : `Landed in step ${came + 1} of ${paper.steps} with a probability of ${percent(paper.chances[i] ?? 0)}.`;
+  $("do-lock").replaceChildren(paper.locked.has(i) ? "Unlock " : "Lock ", make("kbd", { textContent: "L" }));
+  $("do-lock").disabled = !paper.made(i);
+  $("do-erase").disabled = token === null;
+  $("alternatives").replaceChildren(make("li", { className: "hint", textContent: "asking the model …" }));
+  menu.hidden = false;
+  place(menu, span);
+  (paper.made(i) ? $("do-lock") : $("do-resample")).focus({ preventScroll: true });
+  try {
+    const data = await post("/v1/alternatives", { tokens: paper.tokens, position: i, k: 8, model: current().id });
+    if (opened === i) { list(data.alternatives, i); place(menu, span); }
+  } catch (error) {
+    if (opened === i) $("alternatives").replaceChildren(make("li", { className: "hint", textContent: error.message }));
+  }
+}
+
+function list(alternatives, i) {
+  const most = Math.max(...alternatives.map((one) => one.probability));
+  $("alternatives").replaceChildren(...alternatives.map((one) => {
+    const word = make("span", { className: "word", textContent: one.text.replaceAll("\n", "⏎") || "¶" });
+    const button = make("button", { type: "button" }, word, make("span", { className: "chance", textContent: percent(one.probability) }));
+    button.style.setProperty("--p", `${(100 * one.probability / most).toFixed(1)}%`);
+    if (one.token === paper.tokens[i]) button.setAttribute("aria-current", "true");
+    button.addEventListener("click", () => choose(i, one));
+    return make("li", {}, button);
+  }));
+}
+
+function choose(i, one) {
+  const step = paper.came[i] >= 0 ? paper.came[i] : paper.steps - 1;
+  paper.land(i, one.token, one.text, one.probability, paper.came[i] === -1 ? -1 : step);
+  if (paper.came[i] >= 0) paper.locked.add(i);
+  paper.paint(i, true);
+  shut();
+  labels();
+  say(`${one.text.trim()} chosen and locked`);
+}
+
+function place(menu, span) {
+  const at = span.getBoundingClientRect(), width = menu.offsetWidth;
+  menu.style.left = `${Math.max(8, Math.min(at.left + scrollX, document.documentElement.clientWidth - width - 12))}px`;
+  const below = innerHeight - at.bottom - 20, above = at.top - 20;
+  const under = below >= Math.min(menu.scrollHeight, above);
+  menu.style.maxHeight = `${Math.max(200, under ? below : above)}px`;
+  menu.style.top = `${scrollY + (under ? at.bottom + 8 : at.top - 8 - menu.offsetHeight)}px`;
+}
+
+function shut(back = true) {
+  if (opened < 0) return;
+  $("menu").hidden = true;
+  paper.spans[opened]?.classList.remove("open");
+  if (back) paper.focus(opened);
+  opened = -1;
+}

@@ -1,0 +1,242 @@
+"""What may stand in a request: fields, their ranges, and examples. Anything else is refused."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, model_validator
+
+Seed = Annotated[int, Field(ge=0, lt=1 << 63, description="The same seed gives the same answer.")]
+Steps = Annotated[
+    int | None, Field(ge=1, le=1 << 20, description="At most so many steps, and never more than unknown tokens.")
+]
+Temperature = Annotated[float, Field(ge=0, le=100, allow_inf_nan=False, description="0: always the most likely token.")]
+TopK = Annotated[int | None, Field(ge=1, le=1 << 31, description="Draw among the k most likely tokens.")]
+TopP = Annotated[
+    float | None, Field(ge=1e-6, le=1, allow_inf_nan=False, description="Draw from the nucleus of this probability.")
+]
+Name = Annotated[str | None, Field(max_length=200, description="One of GET /v1/models. Default: the first that fits.")]
+Counts = Literal["uniform", "mdlm", "arccos", "arccos-after-one"]
+TextOrder = Literal["random", "raster", "confidence"]
+Token = Annotated[int, Field(ge=0, lt=1 << 31)] | None
+Stream = Annotated[bool, Field(description="Send each step as it is decided, as server-sent events.")]
+
+
+class Request(BaseModel):
+    """No field beyond those named, and no number where a text is due."""
+
+    model_config = ConfigDict(extra="forbid", strict=True)
+    model: Name = None
+
+
+class Sampling(Request):
+    steps: Steps = None
+    seed: Seed = 0
+    temperature: Temperature = 1.0
+    top_k: TopK = None
+    top_p: TopP = None
+    stream: Stream = False
+
+
+class TextSampling(Sampling):
+    order: Annotated[TextOrder, Field(description="confidence: what is surest first.")] = "random"
+    counts: Annotated[Counts, Field(description="How many tokens in each step.")] = "uniform"
+    n: Annotated[int, Field(ge=1, le=1024, description="How many texts.")] = 1
+
+
+class GenerateRequest(TextSampling):
+    """Texts that begin with a prompt."""
+
+    model_config = ConfigDict(json_schema_extra={"examples": [{"prompt": "", "length": 32, "steps": 8, "seed": 0}]})
+    prompt: Annotated[str, Field(max_length=1 << 18)] = ""
+    length: Annotated[
+        int | None, Field(ge=1, le=1 << 20, description="Tokens in all. Default: the model's context.")
+    ] = None
+
+
+class FillRequest(TextSampling):
+    """A text with gaps, or tokens with null for gaps."""
+
+    model_config = ConfigDict(json_schema_extra={"examples": [{"text": "The [3] sat on ___ .", "steps": 4, "seed": 0}]})
+    text: Annotated[
+        str | None, Field(max_length=1 << 18, description="[8] is a gap of eight tokens, ___ one of three.")
+    ] = None
+    tokens: Annotated[list[Token] | None, Field(max_length=1 << 16, description="Instead of a text.")] = None
+    spaced: Annotated[
+        list[Annotated[int, Field(ge=0, lt=1 << 31)]],
+        Field(max_length=1 << 16, description="With tokens: positions that have to begin with a space."),
+    ] = []
+
+    @model_validator(mode="after")
+    def _one(self) -> FillRequest:
+        if (self.text is None) == (self.tokens is None):
+            raise ValueError("expected either text or tokens")
+        if self.text is not None and self.spaced:
+            raise ValueError("spaced goes with tokens: a text says it by itself")
+        return self
+
+
+class AlternativesRequest(Request):
+    """What else could stand at a position, given all other tokens."""
+
+    model_config = ConfigDict(json_schema_extra={"examples": [{"tokens": [5, None, 7], "position": 1}]})
+    tokens: Annotated[list[Token], Field(min_length=1, max_length=1 << 16)]
+    position: Annotated[int, Field(ge=0, lt=1 << 16)]
+    k: Annotated[int, Field(ge=1, le=100, description="How many.")] = 10
+
+
+class CompletionRequest(Request):
+    """What OpenAI's completions take, as far as it has a meaning here; `steps` and `order` are ours."""
+
+    model_config = ConfigDict(
+        json_schema_extra={"examples": [{"prompt": "The cat", "suffix": " the mat.", "max_tokens": 8, "seed": 0}]}
+    )
+    prompt: Annotated[str, Field(max_length=1 << 18)] = ""
+    suffix: Annotated[str | None, Field(max_length=1 << 18)] = None
+    max_tokens: Annotated[int, Field(ge=1, le=1 << 20)] = 16
+    temperature: Temperature = 1.0
+    top_p: TopP = None
+    top_k: TopK = None
+    n: Annotated[int, Field(ge=1, le=1024)] = 1
+    stream: Stream = False
+    seed: Annotated[int | None, Field(ge=0, lt=1 << 63)] = None
+    stop: Annotated[str, Field(min_length=1, max_length=200)] | Annotated[list[str], Field(max_length=4)] | None = None
+    echo: bool = False
+    steps: Steps = None
+    order: TextOrder = "random"
+    user: Annotated[str | None, Field(max_length=500)] = None
+    best_of: Literal[1] | None = None
+    logprobs: None = None
+    logit_bias: None = None
+    frequency_penalty: Literal[0] | None = None
+    presence_penalty: Literal[0] | None = None
+
+
+class PictureSampling(Sampling):
+    label: Annotated[
+        Annotated[str, Field(max_length=200)] | Annotated[int, Field(ge=0, lt=1 << 31)] | None,
+        Field(description="A class by name or number. Default: none."),
+    ] = None
+    guidance: Annotated[float, Field(ge=0, le=100, allow_inf_nan=False, description="0: none.")] = 0.0
+    order: Literal["halton", "confidence", "random", "raster"] = "halton"
+    counts: Counts = "arccos"
+    noise: Annotated[
+        float, Field(ge=0, le=100, allow_inf_nan=False, description="Of the order confidence: chance at first.")
+    ] = 5.0
+    warmup: Annotated[int, Field(ge=0, le=1 << 20, description="First steps at half the sharpness.")] = 1
+    frames: Annotated[bool, Field(description="With stream: a picture of what is known after each step.")] = False
+
+
+class PictureRequest(PictureSampling):
+    """A picture of a class."""
+
+    model_config = ConfigDict(json_schema_extra={"examples": [{"label": 0, "steps": 8, "seed": 0}]})
+
+
+class PictureFillRequest(PictureSampling):
+    """A picture of which a part is drawn anew: its tokens with null there, or a file and a mask."""
+
+    model_config = ConfigDict(json_schema_extra={"examples": [{"tokens": [[None, 3], [1, None]], "seed": 0}]})
+    tokens: Annotated[
+        list[Annotated[list[Token], Field(max_length=4096)]] | None, Field(max_length=4096, description="Row by row.")
+    ] = None
+    image: Annotated[
+        str | None, Field(max_length=1 << 24, description="Base64 of a PNG or JPEG file; its centre square is used.")
+    ] = None
+    mask: Annotated[
+        list[Annotated[list[bool], Field(max_length=4096)]] | None,
+        Field(min_length=1, max_length=4096, description="With image: which cells, or pixels, are drawn anew."),
+    ] = None
+
+    @model_validator(mode="after")
+    def _one(self) -> PictureFillRequest:
+        if (self.tokens is None) == (self.image is None) or (self.image is None) != (self.mask is None):
+            raise ValueError("expected either tokens, or image and mask")
+        return self
+
+
+class Problem(BaseModel):
+    message: str
+    type: str
+    code: int
+
+
+class ErrorAnswer(BaseModel):
+    """Every answer that is an error."""
+
+    error: Problem
+
+
+class FilledText(BaseModel):
+    text: str
+    tokens: list[int]
+    pieces: list[str]
+    came: Annotated[list[int], Field(description="The step that decided each token, -1 where it was given.")]
+    probabilities: Annotated[
+        list[float | None], Field(description="Of each decided token under the model, before temperature and nucleus.")
+    ]
+
+
+class TextAnswer(BaseModel):
+    model: str
+    steps: int
+    lead: Annotated[int, Field(description="Tokens before the text's own.")]
+    spaced: list[int]
+    seconds: float
+    tokens_per_second: float
+    texts: list[FilledText]
+
+
+class Alternative(BaseModel):
+    token: int
+    text: str
+    probability: float
+
+
+class AlternativesAnswer(BaseModel):
+    model: str
+    position: int
+    alternatives: list[Alternative]
+
+
+class PictureAnswer(BaseModel):
+    model: str
+    label: str | None
+    steps: int
+    seconds: float
+    image: Annotated[str, Field(description="Base64 of a PNG file.")]
+    tokens: list[list[int]]
+    came: Annotated[list[list[int]], Field(description="The step that decided each cell, -1 where it was given.")]
+
+
+class Choice(BaseModel):
+    text: str
+    index: int
+    logprobs: None = None
+    finish_reason: Literal["stop", "length"]
+
+
+class Usage(BaseModel):
+    prompt_tokens: int
+    completion_tokens: int
+    total_tokens: int
+
+
+class CompletionAnswer(BaseModel):
+    id: str
+    object: Literal["text_completion"] = "text_completion"
+    created: int
+    model: str
+    choices: list[Choice]
+    usage: Usage
+
+
+class ModelsAnswer(BaseModel):
+    object: Literal["list"] = "list"
+    data: list[dict[str, Any]]
+
+
+class Health(BaseModel):
+    status: Literal["ok"] = "ok"
+    models: list[str]
+    version: str

@@ -1,0 +1,62 @@
+"""The endpoints for pictures: draw one of a class, or a part of one anew."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from typing import Any
+
+from fastapi import APIRouter, Request
+
+from maskless.serve import pictures
+from maskless.serve.host import Host
+from maskless.serve.requests import PictureAnswer, PictureFillRequest, PictureRequest, PictureSampling
+from maskless.serve.routes_text import STREAMS
+from maskless.serve.state import State, fields, wants_stream
+from maskless.serve.waiting import Steps, event
+
+
+def picture_routes(state: State) -> APIRouter:
+    """The router of both; codecs work in threads of their own, so that the event loop stays free."""
+    router = APIRouter(tags=["pictures"])
+
+    async def run(request: Request, host: Host, canvas: pictures.Canvas, body: PictureSampling) -> Any:
+        settings = pictures.PictureSettings(**fields(body, pictures.PictureSettings))
+        rows = pictures.rows_of(host, canvas, settings)
+        (row,) = rows
+        if not wants_stream(request, body.stream):
+            seconds = await state.whole(request, host, rows)
+            return await asyncio.to_thread(pictures.answer, host, canvas, row, seconds)
+        first = await asyncio.to_thread(pictures.opening, host, row)
+        seen = row.tokens.clone()  # the row itself may be further on when a frame is drawn
+
+        async def landed(steps: Steps, seconds: float) -> AsyncIterator[bytes]:
+            for _, one in steps:
+                seen[one.positions] = seen.new_tensor(one.tokens)
+            frame = seen if body.frames else None
+            said = await asyncio.to_thread(pictures.landing, host, frame, steps)
+            yield event("step", said | {"seconds": round(seconds, 4)})
+
+        return state.stream(
+            host,
+            rows,
+            opened=[event("start", first)],
+            landed=landed,
+            ended=lambda seconds: [event("done", pictures.answer(host, canvas, row, seconds))],
+        )
+
+    @router.post("/v1/pictures", response_model=PictureAnswer, responses=STREAMS, summary="Draw a picture of a class")
+    async def draw(request: Request, body: PictureRequest) -> Any:
+        host = state.host(body.model, pictures=True)
+        return await run(request, host, pictures.empty(host), body)
+
+    @router.post("/v1/pictures/fill", response_model=PictureAnswer, responses=STREAMS, summary="Draw a part anew")
+    async def fill(request: Request, body: PictureFillRequest) -> Any:
+        host = state.host(body.model, pictures=True)
+        if body.tokens is not None:
+            canvas = pictures.from_cells(host, body.tokens)
+        else:
+            canvas = await asyncio.to_thread(pictures.from_image, host, body.image or "", body.mask or [])
+        return await run(request, host, canvas, body)
+
+    return router

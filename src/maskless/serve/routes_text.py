@@ -1,0 +1,200 @@
+"""The endpoints for text: generate, fill, alternatives, and completions as OpenAI's clients ask for them."""
+
+from __future__ import annotations
+
+import json
+import time
+import uuid
+from collections.abc import AsyncIterator, Sequence
+from typing import Any
+
+import torch
+from fastapi import APIRouter, Request
+
+from maskless.logits import row_keys
+from maskless.order import random, uniform
+from maskless.sampling import plan
+from maskless.serve import texts
+from maskless.serve.host import Host
+from maskless.serve.requests import (
+    AlternativesAnswer,
+    AlternativesRequest,
+    CompletionAnswer,
+    CompletionRequest,
+    FillRequest,
+    GenerateRequest,
+    TextAnswer,
+)
+from maskless.serve.rows import Row
+from maskless.serve.state import State, fields, wants_stream
+from maskless.serve.waiting import Steps, event
+
+STREAMS: dict[int | str, dict[str, Any]] = {
+    200: {"content": {"text/event-stream": {"schema": {"type": "string"}}}, "description": "The answer, or its steps."}
+}
+
+
+def text_routes(state: State) -> APIRouter:
+    """The router of all of them."""
+    router = APIRouter(tags=["text"])
+
+    async def run(request: Request, host: Host, gapped: texts.Gapped, settings: texts.Settings, stream: bool) -> Any:
+        rows = texts.rows_of(host, gapped, _checked(state, settings))
+        if not wants_stream(request, stream):
+            seconds = await state.whole(request, host, rows)
+            return texts.answer(host, gapped, rows, seconds)
+
+        async def landed(steps: Steps, seconds: float) -> AsyncIterator[bytes]:
+            yield event("step", texts.landing(host, steps) | {"seconds": round(seconds, 4)})
+
+        return state.stream(
+            host,
+            rows,
+            opened=[event("start", texts.opening(host, gapped, rows))],
+            landed=landed,
+            ended=lambda seconds: [event("done", texts.answer(host, gapped, rows, seconds))],
+        )
+
+    @router.post("/v1/generate", response_model=TextAnswer, responses=STREAMS, summary="Write texts from a prompt")
+    async def generate(request: Request, body: GenerateRequest) -> Any:
+        host = state.host(body.model)
+        gapped = texts.from_prompt(host, body.prompt, body.length)
+        return await run(request, host, gapped, texts.Settings(**fields(body, texts.Settings)), body.stream)
+
+    @router.post("/v1/fill", response_model=TextAnswer, responses=STREAMS, summary="Fill the gaps of a text")
+    async def fill(request: Request, body: FillRequest) -> Any:
+        host = state.host(body.model)
+        if body.text is not None:
+            gapped = texts.from_template(host, texts.blanks(body.text))
+        else:
+            gapped = texts.from_tokens(host, body.tokens or [], body.spaced)
+        return await run(request, host, gapped, texts.Settings(**fields(body, texts.Settings)), body.stream)
+
+    @router.post(
+        "/v1/alternatives",
+        response_model=AlternativesAnswer,
+        summary="What else could stand at a position",
+    )
+    async def alternatives(request: Request, body: AlternativesRequest) -> Any:
+        host = state.host(body.model)
+        row = _probe(host, body)
+        await state.whole(request, host, [row])
+        found = row.alternatives[body.position]
+        some = [{"token": t, "text": host.piece(t), "probability": texts.rounded(p)} for t, p in found]
+        return {"model": host.name, "position": body.position, "alternatives": some}
+
+    @router.post("/v1/completions", response_model=CompletionAnswer, responses=STREAMS, summary="As OpenAI's")
+    async def completions(request: Request, body: CompletionRequest) -> Any:
+        host = state.host(body.model)
+        completion = _Completion(host, body)
+        settings = texts.Settings(
+            steps=body.steps,
+            seed=0 if body.seed is None else body.seed,
+            temperature=body.temperature,
+            top_k=body.top_k,
+            top_p=body.top_p,
+            order=body.order,
+            n=body.n,
+        )
+        rows = texts.rows_of(host, completion.gapped, _checked(state, settings))
+        if not wants_stream(request, body.stream):
+            await state.whole(request, host, rows)
+            return completion.answer(rows)
+
+        async def landed(steps: Steps, seconds: float) -> AsyncIterator[bytes]:
+            for number in dict.fromkeys(number for number, _ in steps):
+                if chunk := completion.chunk(number, rows[number]):
+                    yield chunk
+
+        return state.stream(
+            host, rows, opened=[], landed=landed, ended=lambda seconds: [*completion.last(rows), b"data: [DONE]\n\n"]
+        )
+
+    return router
+
+
+def _checked(state: State, settings: texts.Settings) -> texts.Settings:
+    if settings.n > state.limits.rows:
+        raise ValueError(f"n is {settings.n}: expected at most {state.limits.rows} texts in a request")
+    return settings
+
+
+def _probe(host: Host, body: AlternativesRequest) -> Row:
+    """A row of one step that decides a single position, all other known tokens given."""
+    if host.causal:
+        raise ValueError(f"{host.name} writes from left to right: alternatives need a model that knows both sides")
+    gapped = texts.from_tokens(host, body.tokens, [])
+    L = len(gapped.tokens)
+    if body.position >= L or L > host.length:
+        raise ValueError(f"position {body.position} of {L} tokens: expected one of them, and at most {host.length}")
+    tokens = torch.tensor([0 if token is None else token for token in gapped.tokens])
+    known = torch.tensor([token is not None for token in gapped.tokens])[None]
+    wanted = torch.arange(L)[None] == body.position
+    key = row_keys(0, torch.zeros(1, dtype=torch.long))
+    made = plan(known & ~wanted, wanted, key, steps=1, order=random, counts=uniform)
+    return Row(tokens=tokens, plan=made, key=key[0], top=body.k)
+
+
+class _Completion:
+    """A prompt, so many tokens, and perhaps a suffix; and what is said about them."""
+
+    def __init__(self, host: Host, body: CompletionRequest):
+        template = f"{texts.literal(body.prompt)}[{body.max_tokens}]{texts.literal(body.suffix or '')}"
+        self.host, self.body = host, body
+        self.gapped = texts.from_template(host, template)
+        self.gap = [i for i, token in enumerate(self.gapped.tokens) if token is None]
+        self.id, self.created = f"cmpl-{uuid.uuid4().hex}", int(time.time())
+        self.sent: dict[int, int] = {}  # characters of each text that were streamed
+        self.stops = [body.stop] if isinstance(body.stop, str) else [stop for stop in body.stop or [] if stop]
+
+    def answer(self, rows: Sequence[Row]) -> dict[str, Any]:
+        choices = []
+        for index, row in enumerate(rows):
+            text, reason = self._text(row.tokens.tolist())
+            choices.append({"text": self._echoed(text), "index": index, "finish_reason": reason})
+        given = len(self.gapped.tokens) - len(self.gap)
+        decided = len(self.gap) * len(rows)
+        usage = {"prompt_tokens": given, "completion_tokens": decided, "total_tokens": given + decided}
+        about = {"id": self.id, "created": self.created, "model": self.host.name}
+        return about | {"choices": choices, "usage": usage}
+
+    def chunk(self, index: int, row: Row) -> bytes | None:
+        """What can be said by now: the text as far as it is decided without a hole."""
+        tokens = row.tokens.tolist()
+        hole = next((i for i in self.gap if row.came[i] < 0), None)
+        if hole is None:
+            return None  # the last chunk says the rest
+        text, reason = self._text(tokens[:hole])
+        held = max((len(stop) for stop in self.stops), default=0)  # a stop may have begun
+        text = text if reason == "stop" else text[: max(0, len(text.rstrip("\ufffd")) - held)]
+        return self._said(index, self._echoed(text), None)
+
+    def last(self, rows: Sequence[Row]) -> list[bytes]:
+        chunks = []
+        for index, row in enumerate(rows):
+            text, reason = self._text(row.tokens.tolist())
+            chunks.append(self._said(index, self._echoed(text), reason) or b"")
+        return chunks
+
+    def _said(self, index: int, text: str, reason: str | None) -> bytes | None:
+        new = text[self.sent.get(index, 0) :]
+        if not new and reason is None:
+            return None
+        self.sent[index] = self.sent.get(index, 0) + len(new)
+        about = {"id": self.id, "object": "text_completion", "created": self.created, "model": self.host.name}
+        choice = {"text": new, "index": index, "logprobs": None, "finish_reason": reason}
+        return f"data: {json.dumps(about | {'choices': [choice]})}\n\n".encode()
+
+    def _echoed(self, text: str) -> str:
+        return self.body.prompt + text if self.body.echo else text
+
+    def _text(self, tokens: list[int]) -> tuple[str, str]:
+        """The completion alone, up to the end of the document or a stop, and why it ends."""
+        own, codec, reason = [tokens[i] for i in self.gap if i < len(tokens)], self.host.text, "length"
+        if self.body.suffix is None and codec.eos in own:
+            own, reason = own[: own.index(codec.eos)], "stop"
+        text = codec.decode(own)
+        if self.gap[0] in self.gapped.spaced:  # the prompt brings the space itself
+            text = text.removeprefix(" ")
+        cuts = [place for stop in self.stops if (place := text.find(stop)) >= 0]
+        return (text[: min(cuts)], "stop") if cuts else (text, reason)

@@ -1,0 +1,215 @@
+"""Rows on their way: sequences of different lengths, plans and progress that take one step together.
+
+A row owns its plan, its key and its filter. Every random number it uses depends on its key alone, so that its tokens
+are the same whoever shares the step (up to the rounding of float32 in a batch of another shape).
+
+Shapes: B rows, L length of a row, K steps of its plan, U targets of a step, V vocabulary.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+
+import torch
+from torch import Tensor
+
+from maskless import logits as lg
+from maskless.nn import Network
+from maskless.problems import Offsets, Problems
+from maskless.sampling import DRAW, NOISE, Plan, Truncation, guided
+
+CELLS = 1 << 25  # logits of one call: what more rows would need waits for the next call
+
+
+@dataclass(frozen=True)
+class Landed:
+    """What one step decided in a row."""
+
+    step: int
+    positions: list[int]
+    tokens: list[int]
+    probabilities: list[float]  # the network's own, before temperature and truncation
+
+
+@dataclass(frozen=True)
+class Rules:
+    """What holds for all rows of a network."""
+
+    device: torch.device
+    never: tuple[int, ...] = ()  # ids that are not drawn
+    dropped: int | None = None  # the label that stands for none, where there are labels
+    spaced: Tensor | None = None  # (V,) bool: tokens that begin with a space
+
+
+@dataclass(eq=False, kw_only=True)
+class Row:
+    """A sequence that is being decided."""
+
+    tokens: Tensor  # (L,)
+    plan: Plan  # of this row alone
+    key: Tensor  # () from `row_keys`
+    truncation: Truncation = field(default_factory=Truncation)
+    spaced: frozenset[int] = frozenset()  # positions whose token has to begin with a space
+    confident: bool = False  # decide what is surest, not what comes next in the order
+    noise: float = 0.0  # of the confidence: how much chance there is in it at first
+    warmup: int = 0  # first steps that draw at half the sharpness
+    label: int | None = None
+    weights: Sequence[float] = ()  # of the guidance, in each step
+    top: int = 0  # keep so many alternatives of each decided token
+    number: int = 0  # the step that comes next
+    came: list[int] = field(default_factory=list)  # of each position: the step that decided it, -1 where it was given
+    probability: list[float | None] = field(default_factory=list)
+    alternatives: dict[int, list[tuple[int, float]]] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        self.order, self.ends = self.plan.order[0].clone(), self.plan.ends[0].tolist()
+        self.came, self.probability = [-1] * len(self.tokens), [None] * len(self.tokens)
+        self._skip()
+        self.cold = self.number + self.warmup  # the first step that is not warmed
+        self.noises = (self.noise * (1 - self.plan.progress()[0])).tolist() if self.noise else None
+
+    @property
+    def steps(self) -> int:
+        return len(self.ends) - 1
+
+    @property
+    def done(self) -> bool:
+        return self.number >= self.steps
+
+    @property
+    def start(self) -> int:
+        """How many positions are known."""
+        return self.ends[self.number]
+
+    @property
+    def end(self) -> int:
+        """The end of the positions that the step asks about, in the order."""
+        return self.ends[-1] if self.confident else self.ends[self.number + 1]
+
+    @property
+    def weight(self) -> float:
+        return self.weights[self.number] if self.weights else 0.0
+
+    def left(self) -> int:
+        """How many tokens are still to come."""
+        return 0 if self.done else self.ends[-1] - self.start
+
+    def land(self, positions: Tensor, tokens: Tensor, sure: Tensor) -> Landed:
+        """Write down what this step decided, and go on to the next one that decides something."""
+        count = self.ends[self.number + 1] - self.start
+        if self.confident:
+            self.order[self.start : self.end] = positions  # the surest first
+        positions, tokens, chances = positions[:count], tokens[:count], sure[:count].exp().tolist()
+        self.tokens[positions] = tokens
+        landed = Landed(self.number, positions.tolist(), tokens.tolist(), chances)
+        for position, chance in zip(landed.positions, chances, strict=True):
+            self.came[position], self.probability[position] = self.number, chance
+        self.number += 1
+        self._skip()
+        return landed
+
+    def _skip(self) -> None:
+        """Steps may be empty: they cost nothing."""
+        while not self.done and self.ends[self.number] == self.ends[self.number + 1]:
+            self.number += 1
+
+
+def batches(rows: Sequence[Row], vocab: int, cells: int = CELLS) -> list[list[Row]]:
+    """Rows in groups whose logits fit into the memory that a call may take; a row that alone does not is alone."""
+    groups: list[list[Row]] = []
+    room = 0
+    for row in rows:
+        needed = (row.end - row.start) * vocab
+        if not groups or needed > room:
+            groups.append([])
+            room = cells
+        groups[-1].append(row)
+        room -= needed
+    return groups
+
+
+@torch.no_grad()
+def advance(rows: Sequence[Row], network: Network, rules: Rules) -> list[Landed]:
+    """One step of every row, each at its own place in its own plan, by one call of the network."""
+    problems, owner = packed(rows, rules)
+    weights = torch.tensor([row.weight for row in rows])
+    answer = network if rules.dropped is None else guided(network, weights, rules.dropped)
+    logits = answer(problems.to(rules.device)).float()  # (U, V)
+    positions = problems.targets
+    drawn = _draw(logits, rows, owner, positions, rules)
+    sure = lg.log_probability(logits, drawn.to(logits.device)).cpu().double()
+    landed, bounds = [], problems.target_offsets.bounds.tolist()
+    for row, begin, end in zip(rows, bounds, bounds[1:], strict=False):
+        places, tokens, chances = positions[begin:end], drawn[begin:end], sure[begin:end]
+        if row.top:
+            _keep(row, places, logits[begin:end])
+        if row.confident:
+            first = _surest(row, places, chances)
+            places, tokens, chances = places[first], tokens[first], chances[first]
+        landed.append(row.land(places, tokens, chances))
+    return landed
+
+
+def packed(rows: Sequence[Row], rules: Rules) -> tuple[Problems, Tensor]:
+    """The problems of a step, and the row of each target.  -> Problems, (U,)"""
+    known = [row.order[: row.start] for row in rows]
+    asked = [row.order[row.start : row.end] for row in rows]
+    offsets, target_offsets = (Offsets.from_lengths(torch.tensor([len(x) for x in parts])) for parts in (known, asked))
+    problems = Problems(
+        tokens=torch.cat([row.tokens[places] for row, places in zip(rows, known, strict=True)]),
+        positions=torch.cat(known),
+        offsets=offsets,
+        targets=torch.cat(asked),
+        target_offsets=target_offsets,
+    )
+    if rules.dropped is not None:
+        labels = [rules.dropped if row.label is None else row.label for row in rows]
+        problems = replace(problems, labels=torch.tensor(labels))
+    return problems, target_offsets.owner
+
+
+def _columns(row: Row) -> int:
+    """What is added to positions for the random numbers of a step: a confident row draws anew in each of its steps."""
+    return row.number << 32 if row.confident else 0
+
+
+def _draw(logits: Tensor, rows: Sequence[Row], owner: Tensor, positions: Tensor, rules: Rules) -> Tensor:
+    """A token for each target: ids ruled out, then warmth, then the truncation of its row.  -> (U,) on the CPU"""
+    device = logits.device
+    keys = torch.stack([row.key for row in rows])
+    columns = positions + torch.tensor([_columns(row) for row in rows])[owner]
+    u = lg.uniforms(keys[owner], columns, DRAW)
+    u = (u.float() if device.type == "mps" else u).to(device)
+    logits = lg.rule_out(logits, rules.never) if rules.never else logits
+    if any(row.spaced for row in rows) and rules.spaced is not None:
+        pairs = zip(owner.tolist(), positions.tolist(), strict=True)
+        spaced = torch.tensor([position in rows[i].spaced for i, position in pairs], device=device)
+        logits = logits.masked_fill(spaced[:, None] & ~rules.spaced, -torch.inf)
+    warm = torch.tensor([row.number < row.cold for row in rows])
+    if bool(warm.any()):
+        logits = torch.where(warm[owner].to(device)[:, None], 0.5 * logits, logits)
+    kinds = [row.truncation for row in rows]
+    if len(set(kinds)) == 1:
+        return lg.draw(kinds[0](logits, owner, positions), u).cpu()
+    drawn = torch.empty(len(positions), dtype=torch.long)
+    for kind in dict.fromkeys(kinds):
+        members = torch.tensor([other == kind for other in kinds])[owner]
+        there = members.to(device)
+        drawn[members] = lg.draw(kind(logits[there], owner[members], positions[members]), u[there]).cpu()
+    return drawn
+
+
+def _surest(row: Row, positions: Tensor, sure: Tensor) -> Tensor:
+    """The targets of a confident row from the surest on; equals in the order of the row.  (U,), (U,) -> (U,)"""
+    if row.noises is not None:
+        u = lg.uniforms(row.key, positions + _columns(row), NOISE)
+        sure = sure + row.noises[row.number] * lg.gumbel(u)
+    return sure.argsort(descending=True, stable=True)
+
+
+def _keep(row: Row, positions: Tensor, logits: Tensor) -> None:
+    """Write down the likeliest tokens at each target."""
+    chances, tokens = logits.softmax(-1).topk(min(row.top, logits.shape[1]), dim=-1)
+    for position, some, p in zip(positions.tolist(), tokens.tolist(), chances.tolist(), strict=True):
+        row.alternatives[position] = [(token, chance) for token, chance in zip(some, p, strict=True) if chance > 0]

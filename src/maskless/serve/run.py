@@ -1,0 +1,87 @@
+"""A server from models: loads them, listens, and stops in good order when it is told to."""
+
+from __future__ import annotations
+
+import signal
+import socket
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from maskless import api
+from maskless.serve.host import Host, Limits, name_of
+from maskless.serve.turns import Turns
+
+GRACE = 5  # seconds that requests under way have to end when the server stops
+
+
+@dataclass(frozen=True, kw_only=True)
+class Address:
+    """Where to listen, and the key that requests need."""
+
+    host: str = "127.0.0.1"
+    port: int = 8000
+    key: str | None = None
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.port <= 65535:
+            raise ValueError(f"port {self.port} is out of range: expected 0 (any) to 65535")
+        if self.key is not None and (len(self.key) < 8 or not self.key.isascii() or self.key.split() != [self.key]):
+            raise ValueError("the key is too simple: expected 8 ASCII characters or more, without spaces")
+
+
+def load(sources: list[str], limits: Limits, *, device: str | None = None) -> list[Host]:
+    """The models by name, folder, hub id or file, each with a batcher of its own."""
+    hosts: list[Host] = []
+    turns = Turns()
+    for source in sources:
+        name = name_of(source, {host.name for host in hosts})
+        hosts.append(Host(name, api.load(source, device=device), limits, turns))
+    return hosts
+
+
+def serve(hosts: list[Host], limits: Limits, address: Address, *, ready: Callable[[str], None]) -> None:
+    """Listen until SIGINT or SIGTERM; `ready` is told the page's address."""
+    try:
+        import uvicorn
+
+        from maskless.serve.web import build
+    except ImportError as error:
+        raise ValueError(f"the live page needs the extra web: pip install 'maskless[web]' ({error})") from None
+    app = build(hosts, limits, key=address.key, address=address.host)
+    listener = _bind(address)
+    shown = f"[{address.host}]" if ":" in address.host else address.host
+    config = uvicorn.Config(
+        app,
+        log_level="warning",
+        access_log=False,
+        server_header=False,
+        timeout_graceful_shutdown=GRACE,
+        timeout_keep_alive=30,
+        h11_max_incomplete_event_size=1 << 16,
+        limit_concurrency=8 * (limits.queue + limits.batch),
+    )
+    ready(f"http://{shown}:{listener.getsockname()[1]}")
+    before = {number: signal.signal(number, _ignored) for number in (signal.SIGINT, signal.SIGTERM)}
+    try:  # uvicorn raises the signal again when it has stopped: by then it has been heeded
+        uvicorn.Server(config).run(sockets=[listener])
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+def _ignored(number: int, frame: object) -> None:
+    pass
+
+
+def _bind(address: Address) -> socket.socket:
+    family = socket.AF_INET6 if ":" in address.host else socket.AF_INET
+    listener = socket.socket(family)
+    listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    try:
+        listener.bind((address.host, address.port))
+        listener.listen(1024)  # whoever comes from now on is answered as soon as the application runs
+    except (OSError, OverflowError) as error:
+        listener.close()
+        reason = getattr(error, "strerror", None) or str(error)
+        raise ValueError(f"cannot listen on {address.host} port {address.port}: {reason}") from None
+    return listener

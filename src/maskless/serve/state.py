@@ -1,0 +1,98 @@
+"""What all requests share: hosted models, limits, figures; and how a job is answered, whole or in pieces."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable, Sequence
+from typing import Any
+
+from fastapi import Request
+from fastapi.responses import StreamingResponse
+
+from maskless.serve.batcher import BusyError, Job
+from maskless.serve.guard import problem
+from maskless.serve.host import Host, Limits
+from maskless.serve.metrics import Metrics
+from maskless.serve.rows import Row
+from maskless.serve.waiting import Steps, Ticket, event, kept_alive
+
+
+class State:
+    """The models of a server, the first of each kind being the one that is meant where none is named."""
+
+    def __init__(self, hosts: Sequence[Host], limits: Limits, metrics: Metrics):
+        self.hosts, self.limits, self.metrics = {host.name: host for host in hosts}, limits, metrics
+
+    def host(self, name: str | None, *, pictures: bool = False) -> Host:
+        """A model by name; a ValueError that lists the others where there is none."""
+        kind = "pictures" if pictures else "text"
+        fitting = [host for host in self.hosts.values() if host.pictures == pictures]
+        if not fitting:
+            raise ValueError(f"this server has no model of {kind}")
+        if name is None:
+            return fitting[0]
+        for host in fitting:
+            if host.name == name:
+                return host
+        known = ", ".join(host.name for host in fitting)
+        raise ValueError(f"unknown model {name[:100]!r} of {kind}: expected one of {known}")
+
+    async def whole(self, request: Request, host: Host, rows: Sequence[Row]) -> float:
+        """Wait until rows are done; returns the seconds that they took."""
+        ticket = Ticket(host.batcher, rows, self.limits.seconds)
+        await ticket.done(request.receive)
+        return ticket.seconds
+
+    def stream(
+        self,
+        host: Host,
+        rows: Sequence[Row],
+        *,
+        opened: list[bytes],
+        landed: Callable[[Steps, float], AsyncIterator[bytes]],
+        ended: Callable[[float], list[bytes]],
+    ) -> StreamingResponse:
+        """Rows as server-sent events; what a request is refused for, it is refused for before the stream begins."""
+        ticket = Ticket(host.batcher, rows, self.limits.seconds, watched=True)
+
+        async def events() -> AsyncIterator[bytes]:
+            for one in opened:
+                yield one
+            try:
+                seconds = 0.0
+                async for steps, seconds in ticket.steps():
+                    async for one in landed(steps, seconds):
+                        yield one
+                for one in await asyncio.to_thread(ended, seconds):
+                    yield one
+            except BusyError as error:
+                yield event("error", problem(str(error), 503))
+            except Exception:  # of a step: the log has it
+                yield event("error", problem("the model failed on this request", 500))
+
+        headers = {"cache-control": "no-store", "x-accel-buffering": "no"}
+        answer = _Events(kept_alive(events()), media_type="text/event-stream", headers=headers)
+        answer.job = ticket.job
+        return answer
+
+
+class _Events(StreamingResponse):
+    """A stream whose job is cancelled when it ends, also if the client left before the first event."""
+
+    job: Job
+
+    async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
+        try:
+            await super().__call__(scope, receive, send)
+        finally:
+            self.job.cancel()
+
+
+def wants_stream(request: Request, asked: bool) -> bool:
+    """Whether a client asked for events, in the body or by its Accept header."""
+    return asked or "text/event-stream" in request.headers.get("accept", "")
+
+
+def fields(body: Any, settings: type[Any]) -> dict[str, Any]:
+    """The fields of a request that settings have too."""
+    return {name: getattr(body, name) for name in settings.__dataclass_fields__ if hasattr(body, name)}

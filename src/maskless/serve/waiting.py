@@ -1,0 +1,112 @@
+"""Between the event loop and a batcher's thread: a job is waited for, streamed, and cancelled with its client.
+
+The batcher calls back in its own thread; what it says is put on a queue of the loop. Whoever waits gives up when the
+client has left, and then the job is cancelled, which frees its rows before the next step.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from typing import Any
+
+from maskless.serve.batcher import Batcher, Job
+from maskless.serve.rows import Landed, Row
+
+Steps = list[tuple[int, Landed]]
+KEEP_ALIVE = 15.0  # seconds without an event after which a comment is sent, so that proxies keep the line open
+
+
+class GoneError(Exception):
+    """The client has left."""
+
+
+class Ticket:
+    """A job that is under way; made and used in the event loop."""
+
+    def __init__(self, batcher: Batcher, rows: Sequence[Row], seconds: float, *, watched: bool = False):
+        self.loop, self.begun = asyncio.get_running_loop(), time.monotonic()
+        self.said: asyncio.Queue[tuple[Steps, float] | Exception | None] = asyncio.Queue()
+        on_step = self._landed if watched else None
+        self.job = Job(rows, on_end=self._say, on_step=on_step, deadline=self.begun + seconds)
+        batcher.submit(self.job)
+
+    @property
+    def seconds(self) -> float:
+        return time.monotonic() - self.begun
+
+    def _landed(self, steps: Steps) -> None:
+        self._say((steps, self.seconds))
+
+    def _say(self, what: tuple[Steps, float] | Exception | None) -> None:
+        with contextlib.suppress(RuntimeError):  # the loop has ended: nobody listens
+            self.loop.call_soon_threadsafe(self.said.put_nowait, what)
+
+    async def steps(self) -> AsyncIterator[tuple[Steps, float]]:
+        """What each step decides and when, until all rows are done; raises what ended the job."""
+        try:
+            while (said := await self.said.get()) is not None:
+                if isinstance(said, Exception):
+                    raise said
+                yield said
+        finally:
+            self.job.cancel()
+
+    async def done(self, receive: Callable[[], Awaitable[Any]]) -> None:
+        """Wait for the end of the job, or raise GoneError as soon as the client leaves."""
+        leaving = asyncio.ensure_future(_left(receive))
+        ending = asyncio.ensure_future(self.said.get())
+        try:
+            await asyncio.wait({leaving, ending}, return_when=asyncio.FIRST_COMPLETED)
+            if not ending.done():
+                raise GoneError
+            said = ending.result()
+            if isinstance(said, Exception):
+                raise said
+        finally:
+            self.job.cancel()
+            for task in (leaving, ending):
+                task.cancel()
+
+
+async def _left(receive: Callable[[], Awaitable[Any]]) -> None:
+    while (await receive())["type"] != "http.disconnect":
+        pass
+
+
+def event(name: str, data: Any) -> bytes:
+    """A server-sent event."""
+    return f"event: {name}\ndata: {json.dumps(data, separators=(',', ':'))}\n\n".encode()
+
+
+async def kept_alive(events: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
+    """The events, with a comment wherever there is none for a while."""
+    source = aiter(events)
+    coming: asyncio.Task[bytes] | None = None
+    try:
+        while True:
+            coming = coming or asyncio.ensure_future(_next(source))
+            ready, _ = await asyncio.wait({coming}, timeout=KEEP_ALIVE)
+            if not ready:
+                yield b": still here\n\n"
+                continue
+            try:
+                one = coming.result()
+            except StopAsyncIteration:
+                return
+            coming = None
+            yield one
+    finally:
+        if coming is not None:
+            coming.cancel()
+            with contextlib.suppress(asyncio.CancelledError, StopAsyncIteration, Exception):
+                await coming
+        if (close := getattr(source, "aclose", None)) is not None:
+            await close()
+
+
+async def _next(source: AsyncIterator[bytes]) -> bytes:
+    return await anext(source)

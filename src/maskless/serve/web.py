@@ -1,0 +1,163 @@
+"""The application: endpoints, the page, errors as one line of JSON, and the guard around it all."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
+from importlib.resources import files
+from typing import Any
+
+from fastapi import FastAPI, Request
+from fastapi.exceptions import RequestValidationError
+from fastapi.responses import JSONResponse, Response
+from pydantic import ValidationError
+from starlette.exceptions import HTTPException
+
+from maskless.serve.batcher import BusyError
+from maskless.serve.guard import LOOPBACK, App, Guard, problem
+from maskless.serve.host import Host, Limits
+from maskless.serve.metrics import TYPE, Metrics
+from maskless.serve.requests import ErrorAnswer, Health, ModelsAnswer
+from maskless.serve.routes_pictures import picture_routes
+from maskless.serve.routes_text import text_routes
+from maskless.serve.state import State
+from maskless.serve.waiting import GoneError
+from maskless.version import __version__
+
+log = logging.getLogger("maskless.serve")
+KINDS = {".html": "text/html", ".css": "text/css", ".js": "text/javascript", ".svg": "image/svg+xml"}
+ERRORS: dict[int | str, dict[str, Any]] = {
+    code: {"model": ErrorAnswer, "description": text}
+    for code, text in {
+        400: "A value that cannot be used; the message says which and what was expected.",
+        401: "The key is missing or wrong.",
+        408: "The request took too long to arrive.",
+        413: "The request is too long.",
+        415: "Not JSON.",
+        421: "A host name that is not this server's.",
+        422: "A field that is missing, unknown, or of the wrong kind.",
+        503: "Too busy, or stopping: try again.",
+    }.items()
+}
+SUMMARY = "Text and pictures in parallel and in any order, without a mask token."
+
+
+def build(hosts: Sequence[Host], limits: Limits, *, key: str | None = None, address: str = "127.0.0.1") -> App:
+    """The whole application as an ASGI callable; it closes the batchers when it ends."""
+    metrics = Metrics()
+    state = State(hosts, limits, metrics)
+
+    @asynccontextmanager
+    async def lifespan(app: FastAPI) -> AsyncIterator[None]:
+        yield
+        for host in hosts:
+            host.batcher.close()
+
+    app = FastAPI(
+        title="maskless",
+        version=__version__,
+        summary=SUMMARY,
+        docs_url=None,  # FastAPI's own pages fetch their scripts from elsewhere
+        redoc_url=None,
+        responses=ERRORS,
+        lifespan=lifespan,
+    )
+    app.include_router(text_routes(state))
+    app.include_router(picture_routes(state))
+    _plain_routes(app, state)
+    _page_routes(app)
+    _error_answers(app)
+    paths = frozenset([*app.openapi()["paths"], "/", "/docs"])
+    return Guard(app, metrics, key=key, local=address in LOOPBACK, body=limits.body, paths=paths)
+
+
+def _plain_routes(app: FastAPI, state: State) -> None:
+    @app.get("/v1/models", response_model=ModelsAnswer, tags=["about"], summary="The models and what they can do")
+    async def models() -> Any:
+        return {"data": [host.described() for host in state.hosts.values()]}
+
+    @app.get("/healthz", response_model=Health, tags=["about"], summary="Whether the server works")
+    async def healthz() -> Any:
+        dead = [host.name for host in state.hosts.values() if not host.batcher.thread.is_alive()]
+        if dead:
+            return JSONResponse(problem(f"the thread of {', '.join(dead)} has ended", 503), 503)
+        return {"models": list(state.hosts), "version": __version__}
+
+    @app.get("/metrics", response_class=Response, tags=["about"], summary="Figures for Prometheus")
+    async def metrics() -> Response:
+        return Response(state.metrics.text(state.hosts.values()), media_type=TYPE)
+
+
+def _page_routes(app: FastAPI) -> None:
+    """The page's files, read once: no path of a request ever reaches the disk."""
+    pages: dict[str, tuple[bytes, str]] = {}
+    for file in files("maskless.serve").joinpath("page").iterdir():
+        kind = KINDS.get(f".{file.name.rpartition('.')[2]}")
+        if kind is not None:
+            pages[file.name] = file.read_bytes(), kind
+    fresh = {"cache-control": "no-cache"}
+
+    @app.get("/", include_in_schema=False)
+    async def index() -> Response:
+        return Response(pages["index.html"][0], media_type="text/html", headers=fresh)
+
+    @app.get("/docs", include_in_schema=False)
+    async def docs() -> Response:
+        return Response(pages["docs.html"][0], media_type="text/html", headers=fresh)
+
+    @app.get("/page/{name}", include_in_schema=False)
+    async def page(name: str) -> Response:
+        if name not in pages:
+            raise HTTPException(404, "no such page")
+        content, kind = pages[name]
+        return Response(content, media_type=kind, headers=fresh)
+
+
+def _error_answers(app: FastAPI) -> None:
+    def answered(message: str, status: int) -> JSONResponse:
+        headers = {"retry-after": "1"} if status == 503 else None
+        return JSONResponse(problem(message, status), status, headers=headers)
+
+    @app.exception_handler(ValueError)
+    async def wrong(request: Request, error: ValueError) -> JSONResponse:
+        return answered(str(error), 400)
+
+    @app.exception_handler(RequestValidationError)
+    async def misformed(request: Request, error: RequestValidationError) -> JSONResponse:
+        return answered(_first(error), 422)
+
+    @app.exception_handler(HTTPException)
+    async def unknown(request: Request, error: HTTPException) -> JSONResponse:
+        path = request.url.path[:100]
+        known = {404: f"no such path: {path}", 405: f"{request.method} is not allowed for {path}"}
+        answer = answered(known.get(error.status_code, str(error.detail)), error.status_code)
+        for name, value in (error.headers or {}).items():
+            answer.headers[name] = value
+        return answer
+
+    @app.exception_handler(BusyError)
+    async def busy(request: Request, error: BusyError) -> JSONResponse:
+        return answered(str(error), 503)
+
+    @app.exception_handler(GoneError)
+    async def gone(request: Request, error: GoneError) -> Response:
+        return Response(status_code=499)  # nobody reads it
+
+    @app.exception_handler(Exception)
+    async def failed(request: Request, error: Exception) -> JSONResponse:
+        return answered("the server failed on this request", 500)
+
+
+def _first(error: RequestValidationError | ValidationError) -> str:
+    """One line about the first thing that is wrong."""
+    found = error.errors()
+    first = found[0]
+    if first["type"] == "json_invalid":
+        return f"the body is not JSON: {first.get('ctx', {}).get('error', 'cannot be parsed')}"
+    place = ".".join(str(part) for part in first["loc"] if part != "body")
+    message = first["msg"].removeprefix("Value error, ")
+    given = first.get("input")
+    shown = f" (got {str(given)[:60]!r})" if isinstance(given, str | int | float | bool) else ""
+    more = f", and {len(found) - 1} more" if len(found) > 1 else ""
+    return f"{place[:100]}: {message}{shown}{more}" if place else f"{message}{more}"

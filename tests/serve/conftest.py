@@ -1,0 +1,165 @@
+"""A real server on a free port, with tiny models of text and pictures, and a client that needs no library."""
+
+from __future__ import annotations
+
+import contextlib
+import http.client
+import json
+import socket
+import threading
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+import pytest
+import torch
+
+from maskless.checkpoint import Model
+from maskless.codec.text import train_bpe
+from maskless.codec.vq import PixelCodec
+from maskless.data import toy
+
+pytest.importorskip("fastapi", reason="needs the extra web")
+uvicorn = pytest.importorskip("uvicorn", reason="needs the extra web")
+
+from maskless.nn.partition import PartitionConfig, PartitionTransformer  # noqa: E402
+from maskless.serve.host import Host, Limits  # noqa: E402
+from maskless.serve.turns import Turns  # noqa: E402
+from maskless.serve.web import build  # noqa: E402
+
+LIMITS = Limits(length=48, steps=64, rows=8, batch=16, queue=64, seconds=20, body=1 << 16)
+CLASSES = ("cat", "dog", "ship")
+GRID = (4, 4)
+
+
+@pytest.fixture(scope="session")
+def models(tiny: Callable[..., Any]) -> dict[str, Model]:
+    """Untrained networks whose answers are far from uniform: a PGM and an MDLM over one BPE, and one of pictures."""
+    codec = train_bpe(list(toy.corpus(300, 0)), 460)
+    sizes = {"vocab": codec.vocab, "length": 48, "width": 32}
+    pgm = tiny("position", scale=0.15, **sizes)
+    mdlm = tiny("masked", scale=0.15, **sizes | {"vocab": codec.vocab + 1})
+    torch.manual_seed(1)
+    levels = PixelCodec(9)
+    network = PartitionTransformer(
+        PartitionConfig(
+            vocab=levels.codes + 2,
+            length=1 + GRID[0] * GRID[1],
+            width=32,
+            heads=2,
+            condition=8,
+            encoder=1,
+            decoder=1,
+            classes=len(CLASSES),
+            grid=GRID,
+        )
+    )
+    with torch.no_grad():
+        for parameter in network.parameters():
+            parameter += 0.3 * torch.randn_like(parameter)
+    pictures = Model(network.eval(), levels, "image", CLASSES)
+    return {"pgm": Model(pgm, codec), "mdlm": Model(mdlm, codec), "pictures": pictures}
+
+
+@dataclass
+class Answer:
+    status: int
+    headers: dict[str, str]
+    body: bytes
+
+    @property
+    def json(self) -> Any:
+        return json.loads(self.body)
+
+    @property
+    def message(self) -> str:
+        """Of an error: one line, in the one shape that errors have."""
+        error = self.json["error"]
+        assert error["code"] == self.status
+        assert "\n" not in error["message"]
+        return error["message"]
+
+    @property
+    def events(self) -> list[tuple[str, Any]]:
+        blocks = [block for block in self.body.decode().split("\n\n") if block.startswith("event: ")]
+        pairs = [block.split("\n", 1) for block in blocks]
+        return [(name.removeprefix("event: "), json.loads(data.removeprefix("data: "))) for name, data in pairs]
+
+
+@dataclass
+class Server:
+    port: int
+    hosts: dict[str, Host] = field(default_factory=dict)
+
+    @property
+    def url(self) -> str:
+        return f"http://127.0.0.1:{self.port}"
+
+    def connect(self) -> http.client.HTTPConnection:
+        return http.client.HTTPConnection("127.0.0.1", self.port, timeout=30)
+
+    def ask(self, method: str, path: str, body: bytes | None = None, headers: dict[str, str] | None = None) -> Answer:
+        connection = self.connect()
+        try:
+            connection.request(method, path, body, headers or {})
+            answer = connection.getresponse()
+            names = {name.lower(): value for name, value in answer.getheaders()}
+            return Answer(answer.status, names, answer.read())
+        finally:
+            connection.close()
+
+    def get(self, path: str, **headers: str) -> Answer:
+        return self.ask("GET", path, headers=headers)
+
+    def post(self, path: str, body: Any, **headers: str) -> Answer:
+        data = body if isinstance(body, bytes) else json.dumps(body).encode()
+        return self.ask("POST", path, data, {"content-type": "application/json"} | headers)
+
+
+@contextlib.contextmanager
+def running(hosts: list[Host], limits: Limits, key: str | None = None) -> Iterator[Server]:
+    """The application under uvicorn, in a thread."""
+    listener = socket.socket()
+    listener.bind(("127.0.0.1", 0))
+    config = uvicorn.Config(build(hosts, limits, key=key), log_level="error", timeout_graceful_shutdown=2)
+    server = uvicorn.Server(config)
+    thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]}, daemon=True)
+    thread.start()
+    deadline = time.monotonic() + 20
+    while not server.started and time.monotonic() < deadline:
+        time.sleep(0.01)
+    assert server.started
+    try:
+        yield Server(listener.getsockname()[1], {host.name: host for host in hosts})
+    finally:
+        server.should_exit = True
+        thread.join(15)
+        assert not thread.is_alive()
+
+
+@pytest.fixture(scope="session")
+def server(models: dict[str, Model]) -> Iterator[Server]:
+    turns = Turns()
+    with running([Host(name, model, LIMITS, turns) for name, model in models.items()], LIMITS) as started:
+        yield started
+
+
+@pytest.fixture
+def slow(models: dict[str, Model]) -> Iterator[Callable[..., Any]]:
+    """slow(pause of a step, key=, **limits): a server whose model takes its time."""
+    with contextlib.ExitStack() as stack:
+
+        def start(pause: float, key: str | None = None, **limits: Any) -> Server:
+            bounds = Limits(**{"length": 48, "steps": 64, "rows": 8} | limits)
+            host = Host("pgm", models["pgm"], bounds)
+            quick = host.batcher.network
+
+            def network(problems: Any) -> Any:
+                time.sleep(pause)
+                return quick(problems)
+
+            host.batcher.network = network
+            return stack.enter_context(running([host], bounds, key))
+
+        yield start

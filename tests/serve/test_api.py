@@ -1,0 +1,361 @@
+"""The API over real connections: answers, streams, limits, one-line errors, the key, the figures."""
+
+import base64
+import json
+import re
+import socket
+import threading
+import time
+
+import pytest
+
+import maskless
+
+HEAD = b"POST /v1/fill HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\nContent-Length: %d\r\n\r\n"
+
+
+def wait_for(condition):
+    deadline = time.monotonic() + 10
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.005)
+
+
+def test_a_filled_text_is_that_of_the_library(server, models):
+    answer = server.post("/v1/fill", {"text": "anna [4] the ___ .", "steps": 3, "seed": 5, "top_p": 0.9})
+    assert answer.status == 200
+    own = maskless.fill(models["pgm"], "anna [4] the [3] .", steps=3, seed=5, top_p=0.9)
+    (text,) = answer.json["texts"]
+    assert text["text"] == own
+    assert text["tokens"] == own.tokens
+    assert text["came"] == own.steps
+    assert all((p is None) == (step < 0) for p, step in zip(text["probabilities"], text["came"], strict=True))
+
+
+def test_tokens_with_nulls_are_filled_and_the_others_stay(server):
+    first = server.post("/v1/fill", {"text": "anna [4] the ___ .", "seed": 5}).json
+    tokens = first["texts"][0]["tokens"]
+    body = {"tokens": [None if i % 3 == 1 else t for i, t in enumerate(tokens)], "spaced": [1], "seed": 9}
+    second = server.post("/v1/fill", body).json["texts"][0]
+    assert [t for i, t in enumerate(second["tokens"]) if i % 3 != 1] == [t for i, t in enumerate(tokens) if i % 3 != 1]
+    assert [step >= 0 for step in second["came"]] == [i % 3 == 1 for i in range(len(tokens))]
+    assert second["pieces"][1].startswith(" ")
+
+
+def test_generated_texts_and_the_model_by_name(server, models):
+    body = {"prompt": "anna has", "length": 16, "n": 3, "steps": 4, "seed": 1, "model": "mdlm"}
+    answer = server.post("/v1/generate", body).json
+    own = maskless.generate(models["mdlm"], 3, prompt="anna has", length=16, steps=4, seed=1)
+    assert [text["text"] for text in answer["texts"]] == own
+    assert answer["model"] == "mdlm"
+
+
+@pytest.mark.parametrize("how", [({"stream": True}, {}), ({}, {"accept": "text/event-stream"})])
+def test_a_stream_tells_each_step_and_then_the_whole(server, how):
+    more, headers = how
+    body = {"text": "anna [4] the ___ .", "steps": 3, "seed": 5, "n": 2}
+    whole = server.post("/v1/fill", body).json
+    answer = server.post("/v1/fill", body | more, **headers)
+    assert answer.headers["content-type"].startswith("text/event-stream")
+    (first, opening), *steps, (last, done) = answer.events
+    assert (first, last) == ("start", "done")
+    assert opening["unknown"] == 7
+    assert opening["texts"] == 2
+    tokens = [list(opening["tokens"]) for _ in range(2)]
+    seen = 0
+    for number, (name, step) in enumerate(steps):
+        assert (name, step["step"]) == ("step", number)
+        for one in step["decided"]:
+            assert tokens[one["row"]][one["position"]] is None
+            tokens[one["row"]][one["position"]] = one["token"]
+            assert 0 < one["probability"] <= 1
+            seen += 1
+    assert seen == 14
+    assert tokens == [text["tokens"] for text in done["texts"]] == [text["tokens"] for text in whole["texts"]]
+
+
+def test_alternatives_are_probabilities_that_fall(server):
+    text = server.post("/v1/fill", {"text": "anna [4] the ___ .", "seed": 5}).json["texts"][0]
+    body = {"tokens": text["tokens"], "position": 2, "k": 100}
+    answer = server.post("/v1/alternatives", body).json
+    chances = [one["probability"] for one in answer["alternatives"]]
+    assert len(chances) == 100
+    assert chances == sorted(chances, reverse=True)
+    assert 0 < sum(chances) <= 1.001
+    hidden = [*text["tokens"][:2], None, *text["tokens"][3:]]
+    assert server.post("/v1/alternatives", body | {"tokens": hidden}).json == answer  # the token itself is not used
+
+
+def test_completions_are_openais(server):
+    body = {"prompt": "anna has [2] ", "suffix": " ball .", "max_tokens": 5, "n": 2, "seed": 3}
+    answer = server.post("/v1/completions", body).json
+    assert answer["object"] == "text_completion"
+    assert [choice["index"] for choice in answer["choices"]] == [0, 1]
+    assert answer["usage"]["completion_tokens"] == 10
+    echoed = server.post("/v1/completions", body | {"echo": True}).json["choices"]
+    assert all(choice["text"].startswith("anna has [2] ") for choice in echoed)
+    assert [c["text"].removeprefix("anna has [2] ") for c in echoed] == [c["text"] for c in answer["choices"]]
+
+
+@pytest.mark.parametrize("order", ["random", "raster", "confidence"])
+@pytest.mark.parametrize("stop", [None, "a", ["e", " "]])
+def test_a_streamed_completion_is_the_whole_one(server, order, stop):
+    for seed in range(4):
+        body = {"prompt": "anna", "max_tokens": 12, "order": order, "steps": 12, "stop": stop, "seed": seed}
+        whole = server.post("/v1/completions", body).json["choices"][0]
+        lines = server.post("/v1/completions", body | {"stream": True}).body.decode().split("\n\n")
+        assert lines[-2:] == ["data: [DONE]", ""]
+        parts = [json.loads(line.removeprefix("data: "))["choices"][0] for line in lines[:-2]]
+        assert "".join(part["text"] for part in parts) == whole["text"]
+        assert parts[-1]["finish_reason"] == whole["finish_reason"]
+        if stop:
+            assert not any(one in whole["text"] for one in stop)
+
+
+def test_requests_that_arrive_together_share_steps_and_change_nothing(server):
+    bodies = [
+        {"text": f"anna [{3 + i % 5}] the [2] .", "steps": 1 + i % 7, "seed": i, "temperature": 0.5 + i / 40}
+        for i in range(24)
+    ]
+    alone = [server.post("/v1/fill", body).json["texts"] for body in bodies]
+    before = server.hosts["pgm"].batcher.counts.steps
+    together = [None] * len(bodies)
+
+    def ask(i):
+        together[i] = server.post("/v1/fill", bodies[i]).json["texts"]
+
+    threads = [threading.Thread(target=ask, args=(i,)) for i in range(len(bodies))]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    steps = server.hosts["pgm"].batcher.counts.steps - before
+    assert steps < sum(min(body["steps"], 5 + i % 5) for i, body in enumerate(bodies))
+    for one, other in zip(alone, together, strict=True):
+        assert one[0]["tokens"] == other[0]["tokens"]
+        assert one[0]["came"] == other[0]["came"]
+
+
+def test_pictures_are_drawn_filled_and_streamed(server, models):
+    drawn = server.post("/v1/pictures", {"label": "dog", "guidance": 2.0, "seed": 4, "steps": 5}).json
+    (own,) = maskless.generate(models["pictures"], labels=["dog"], guidance=2.0, seed=4, steps=5)
+    assert drawn["label"] == "dog"
+    assert base64.b64decode(drawn["image"]).startswith(b"\x89PNG")
+    library = maskless.generate(models["pictures"], labels=["dog"], guidance=2.0, seed=4, steps=5)[0]
+    assert drawn["tokens"] == library.tokens.tolist() == own.tokens.tolist()
+    holes = [[None if x > 1 else token for x, token in enumerate(line)] for line in drawn["tokens"]]
+    body = {"tokens": holes, "label": 1, "seed": 8, "steps": 4, "frames": True, "stream": True}
+    (_, opening), *steps, (_, done) = server.post("/v1/pictures/fill", body).events
+    assert opening["known"] == [[x <= 1 for x in range(4)]] * 4
+    assert sum(len(step["decided"]) for _, step in steps) == 8
+    assert all(base64.b64decode(step["image"]).startswith(b"\x89PNG") for _, step in steps)
+    assert [line[:2] for line in done["tokens"]] == [line[:2] for line in drawn["tokens"]]
+    mask = [[False, False, True, True]] * 4
+    sent = server.post("/v1/pictures/fill", {"image": drawn["image"], "mask": mask, "label": 1, "seed": 8, "steps": 4})
+    assert sent.json["tokens"] == done["tokens"]
+
+
+WRONG = [
+    ("/v1/fill", {"text": "no gap"}, 400, r"no gap .* write \[8\]"),
+    ("/v1/fill", {"text": "a [0]"}, 400, r"gap \[0\]"),
+    ("/v1/fill", {"text": "a [999]"}, 400, r"1000 tokens long.*at most 48"),
+    ("/v1/fill", {"text": "a [3]", "steps": 0}, 422, r"steps: .*greater than or equal to 1"),
+    ("/v1/fill", {"text": "a [3]", "steps": 65}, 400, r"65 steps are more than the server allows: 64"),
+    ("/v1/fill", {"text": "a [3]", "n": 9}, 400, r"n is 9: expected at most 8"),
+    ("/v1/fill", {"text": "a [3]", "temperature": -1}, 422, r"temperature: "),
+    ("/v1/fill", {"text": "a [3]", "temperature": "1"}, 422, r"temperature: .*number"),
+    ("/v1/fill", {"text": "a [3]", "seed": 2**63}, 422, r"seed: "),
+    ("/v1/fill", {"text": "a [3]", "top_p": 0}, 422, r"top_p: "),
+    ("/v1/fill", {"text": "a [3]", "order": "up"}, 422, r"order: .*'random'"),
+    ("/v1/fill", {"text": "a [3]", "model": "gpt"}, 400, r"unknown model 'gpt' of text: expected one of pgm, mdlm"),
+    ("/v1/fill", {"text": "a [3]", "path": "/etc"}, 422, r"path: .*not permitted"),
+    ("/v1/fill", {}, 422, r"either text or tokens"),
+    ("/v1/fill", {"tokens": [1, 2]}, 400, r"nothing to decide"),
+    ("/v1/fill", {"tokens": [1, None, 100000]}, 400, r"a token is 100000: expected 0 to \d+"),
+    ("/v1/fill", {"tokens": [1, None], "spaced": [7]}, 400, r"a spaced position is 7"),
+    ("/v1/fill", [1], 422, r"."),
+    ("/v1/generate", {"prompt": "a", "length": 1}, 400, r"length 1 with a prompt of 1 tokens"),
+    ("/v1/generate", {"prompt": "b c d " * 40}, 400, r"a prompt of less than 48 tokens"),
+    ("/v1/alternatives", {"tokens": [1, 2], "position": 2}, 400, r"position 2 of 2 tokens"),
+    ("/v1/alternatives", {"tokens": [], "position": 0}, 422, r"tokens: "),
+    ("/v1/completions", {"prompt": "a", "max_tokens": 4000}, 400, r"at most 48"),
+    ("/v1/completions", {"prompt": "a", "logprobs": 3}, 422, r"logprobs: "),
+    ("/v1/pictures", {"label": "bird"}, 400, r"unknown label 'bird': expected one of cat, dog, ship"),
+    ("/v1/pictures", {"label": 3}, 400, r"a label is 3: expected 0 to 2"),
+    ("/v1/pictures", {"model": "pgm"}, 400, r"unknown model 'pgm' of pictures"),
+    ("/v1/pictures/fill", {"tokens": [[1]]}, 400, r"expected 4 rows of 4"),
+    ("/v1/pictures/fill", {"tokens": [[9] * 4] * 4}, 400, r"a token is 9: expected 0 to 8"),
+    ("/v1/pictures/fill", {"image": "AAAA", "mask": [[True] * 4] * 4}, 400, r"base64 of a PNG or JPEG"),
+    ("/v1/pictures/fill", {"image": "iVBORw0KGgo=", "mask": [[True] * 4] * 4}, 400, r"damaged PNG"),
+    ("/v1/pictures/fill", {"image": "AAAA", "mask": [[True]]}, 400, r"mask: expected 4 rows of 4"),
+    ("/v1/pictures/fill", {}, 422, r"either tokens, or image and mask"),
+]
+
+
+@pytest.mark.parametrize(("path", "body", "status", "message"), WRONG)
+def test_a_bad_request_is_one_clear_line(server, path, body, status, message):
+    for stream in ({}, {"accept": "text/event-stream"}):
+        answer = server.post(path, body, **stream)
+        assert answer.status == status
+        assert re.search(message, answer.message), answer.message
+
+
+@pytest.mark.parametrize(
+    ("body", "status"),
+    [(b"{", 422), (b"", 422), (b"\xff", 400), (b'{"text": NaN}', 422), (b"[" * 20000, 400), (b'{"seed": 1e999}', 422)],
+)
+def test_what_is_not_json_is_refused(server, body, status):
+    answer = server.post("/v1/fill", body)
+    assert answer.status in (400, 422)
+    assert answer.message
+
+
+def test_halves_of_characters_are_refused(server):
+    for body in (b'{"text": "\\ud800 [3]"}', b'{"\\ud800": 1}', b'{"text": "a [3]", "model": "\\udfff"}'):
+        answer = server.post("/v1/fill", body)
+        assert answer.status in (400, 422)
+        assert answer.message
+
+
+def test_other_kinds_of_content_and_unknown_paths_are_refused(server):
+    body = b'{"text": "a [3]"}'
+    assert "expected application/json" in server.ask("POST", "/v1/fill", body, {"content-type": "text/plain"}).message
+    assert server.ask("POST", "/v1/fill", body).status == 415
+    assert server.get("/v1/fill").status == 405
+    assert "no such path: /nothing" in server.get("/nothing").message
+    assert server.get("/page/../web.py").status == 404
+    assert server.get("/page/%2e%2e%2fweb.py").status == 404
+
+
+def test_a_long_body_is_refused_however_it_comes(server):
+    answer = server.post("/v1/fill", {"text": "a" * 70_000})
+    assert answer.status == 413
+    assert "expected at most 65,536" in answer.message
+    connection = server.connect()
+    parts = (b"x" * 10_000 for _ in range(20))
+    connection.request("POST", "/v1/fill", parts, {"content-type": "application/json"}, encode_chunked=True)
+    assert connection.getresponse().status == 413
+    connection.close()
+
+
+def test_only_local_names_are_answered(server):
+    assert server.get("/healthz", host="evil.example:80").status == 421
+    for host in ("localhost", f"127.0.0.1:{server.port}", "[::1]:9"):
+        assert server.get("/healthz", host=host).status == 200
+
+
+def test_every_answer_has_the_headers_that_keep_a_page_to_itself(server):
+    for path in ("/", "/docs", "/healthz", "/nothing", "/page/style.css"):
+        headers = server.get(path).headers
+        policy = headers["content-security-policy"]
+        assert "default-src 'none'" in policy
+        assert "unsafe" not in policy
+        assert "http" not in policy
+        assert headers["x-content-type-options"] == "nosniff"
+        assert headers["x-frame-options"] == "DENY"
+
+
+def test_the_page_needs_nothing_from_elsewhere(server):
+    names = ["/", "/docs", *(f"/page/{name}" for name in ("app.js", "api.js", "style.css", "easel.js", "write.js"))]
+    for name in names:
+        answer = server.get(name)
+        assert answer.status == 200
+        assert re.findall(rb"(?:src|href|url\(|from |import )\W*(?:https?:)?//", answer.body) == []
+
+
+def test_health_models_and_the_schema(server):
+    assert server.get("/healthz").json["models"] == ["pgm", "mdlm", "pictures"]
+    pgm, mdlm, pictures = server.get("/v1/models").json["data"]
+    assert (pgm["kind"], mdlm["kind"]) == ("PGM", "MDLM")
+    assert pgm["max_length"] == 48
+    assert pictures["classes"] == ["cat", "dog", "ship"]
+    schema = server.get("/openapi.json").json
+    assert "/v1/fill" in schema["paths"]
+    assert "HTTPValidationError" not in json.dumps(schema["paths"])
+
+
+def test_figures_for_prometheus(server):
+    server.post("/v1/fill", {"text": "a [3]"})
+    server.get("/nothing/at/all")
+    text = server.get("/metrics").body.decode()
+    for line in text.splitlines():
+        assert re.fullmatch(r'# (HELP|TYPE) \S+ .+|maskless_\w+(\{(\w+="[^"]*",?)+\})? [0-9.e+-]+', line), line
+    assert re.search(r'maskless_requests_total\{path="/v1/fill",status="200"\} [1-9]', text)
+    assert re.search(r'maskless_requests_total\{path="other",status="404"\} [1-9]', text)
+    assert re.search(r'maskless_tokens_total\{model="pgm"\} [1-9]', text)
+    assert 'le="+Inf"' in text
+
+
+def test_a_key_is_asked_for(slow):
+    server = slow(0, key="correct-horse")
+    for headers in ({}, {"authorization": "Bearer wrong"}, {"authorization": "Basic correct-horse"}):
+        for answer in (server.post("/v1/fill", {"text": "a [3]"}, **headers), server.get("/metrics", **headers)):
+            assert answer.status == 401
+            assert answer.headers["www-authenticate"] == "Bearer"
+            assert "correct" not in answer.message
+    assert server.post("/v1/fill", {"text": "a [3]"}, authorization="Bearer correct-horse").status == 200
+    assert server.get("/healthz").status == 200
+    assert server.get("/").status == 200
+
+
+@pytest.mark.parametrize("stream", [True, False])
+def test_a_client_that_leaves_frees_its_place(slow, stream):
+    server = slow(0.05, batch=1)
+    batcher = server.hosts["pgm"].batcher
+    body = json.dumps({"text": "a [40]", "steps": 40, "stream": stream}).encode()
+    leaving = socket.create_connection(("127.0.0.1", server.port))
+    leaving.sendall(HEAD % len(body) + body)
+    wait_for(lambda: batcher.counts.steps >= 2)
+    leaving.close()
+    wait_for(lambda: batcher.active == 0)
+    assert batcher.counts.cancelled == 1
+    assert batcher.counts.steps < 12
+    assert server.post("/v1/fill", {"text": "a [1]"}).status == 200
+
+
+def test_a_full_queue_and_a_late_answer_are_said_clearly(slow):
+    server = slow(0.05, batch=1, queue=1, seconds=0.4)
+    answers = []
+
+    def ask():
+        answers.append(server.post("/v1/fill", {"text": "a [40]", "steps": 40}))
+
+    threads = [threading.Thread(target=ask) for _ in range(6)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert {answer.status for answer in answers} == {503}
+    assert all(answer.headers["retry-after"] for answer in answers)
+    messages = " ".join(answer.message for answer in answers)
+    assert "queue is full" in messages
+    assert "time limit" in messages
+    late = server.post("/v1/fill", {"text": "a [40]", "steps": 40, "stream": True}).events[-1]
+    assert late[0] == "error"
+    assert "time limit" in late[1]["error"]["message"]
+
+
+def test_a_body_that_does_not_arrive_is_not_waited_for(slow, monkeypatch):
+    from maskless.serve import guard
+
+    monkeypatch.setattr(guard, "PATIENCE", 0.2)
+    server = slow(0)
+    lazy = socket.create_connection(("127.0.0.1", server.port), timeout=10)
+    lazy.sendall(HEAD % 50 + b"{")
+    assert lazy.recv(1000).startswith(b"HTTP/1.1 408")
+    lazy.close()
+
+
+def test_a_broken_step_is_a_500_without_a_trace(slow):
+    server = slow(0)
+
+    def broken(problems):
+        raise RuntimeError("secret detail")
+
+    server.hosts["pgm"].batcher.network = broken
+    answer = server.post("/v1/fill", {"text": "a [3]"})
+    assert answer.status == 500
+    assert "secret" not in answer.message
+    (_, event) = server.post("/v1/fill", {"text": "a [3]", "stream": True}).events[-1]
+    assert event["error"]["code"] == 500
+    assert "secret" not in json.dumps(event)

@@ -1,0 +1,60 @@
+"""The command: it starts from folders, answers, and stops in good order; a mistake is one line."""
+
+import os
+import re
+import signal
+import subprocess
+import sys
+import urllib.request
+
+import pytest
+
+from maskless.serve.host import Limits, name_of
+from maskless.serve.run import Address
+
+
+def command(*words: str) -> list[str]:
+    return [sys.executable, "-m", "maskless", "serve", *words]
+
+
+def test_it_serves_folders_and_stops_when_told(models, tmp_path):
+    for name, model in models.items():
+        model.save_pretrained(tmp_path / name)
+    words = command("pgm", "--mdlm", "mdlm", "--pictures", "pictures", "--port", "0", "--device", "cpu")
+    environment = os.environ | {"COLUMNS": "200", "OMP_NUM_THREADS": "1"}
+    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
+    with subprocess.Popen(words, cwd=tmp_path, env=environment, **pipes) as run:
+        try:
+            line = run.stdout.readline()
+            found = re.match(r"(http://127\.0\.0\.1:\d+)  \(pgm, mdlm, pictures; Ctrl-C stops\)", line)
+            assert found, line + run.stderr.read()
+            body = urllib.request.Request(
+                f"{found[1]}/v1/fill", b'{"text": "a [3]"}', {"content-type": "application/json"}
+            )
+            assert urllib.request.urlopen(body, timeout=20).status == 200
+            run.send_signal(signal.SIGTERM)
+            assert run.wait(15) == 0
+            assert run.stderr.read() == ""
+        finally:
+            run.kill()
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda: Address(port=70000), "port 70000"),
+        (lambda: Address(key="short"), "too simple"),
+        (lambda: Address(key="with a space in it"), "too simple"),
+        (lambda: Limits(queue=0), "queue 0"),
+        (lambda: Limits(seconds=0), "timeout 0"),
+    ],
+)
+def test_a_wrong_option_is_one_line(make, message):
+    with pytest.raises(ValueError, match=message):
+        make()
+
+
+def test_names_are_short_and_differ():
+    assert name_of("runs/a/stories", set()) == "stories"
+    assert name_of("other/stories", {"stories"}) == "stories-2"
+    assert name_of("owner/model", set()) == "model"

@@ -1,0 +1,342 @@
+"""The page in a real browser: fill, lock, resample, race, inpaint, replay, errors, dark mode, a narrow screen.
+
+Screenshots go to the folder that MASKLESS_SHOTS names, or to a temporary one.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+from pathlib import Path
+
+import pytest
+
+playwright = pytest.importorskip("playwright.sync_api", reason="needs playwright, of the extra dev")
+expect = playwright.expect
+NAMES = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable")
+
+
+@pytest.fixture(scope="module")
+def browser():
+    """The system's Chromium, or playwright's own."""
+    path = next((found for name in NAMES if (found := shutil.which(name))), None)
+    with playwright.sync_playwright() as tools:
+        try:
+            started = tools.chromium.launch(executable_path=path, args=["--no-sandbox", "--disable-gpu"])
+        except playwright.Error as error:
+            pytest.skip(f"no browser: apt install chromium ({str(error).splitlines()[0][:100]})")
+        yield started
+        started.close()
+
+
+@pytest.fixture(scope="module")
+def shots(tmp_path_factory) -> Path:
+    folder = Path(os.environ.get("MASKLESS_SHOTS") or tmp_path_factory.mktemp("shots"))
+    folder.mkdir(parents=True, exist_ok=True)
+    return folder
+
+
+@pytest.fixture
+def visit(browser, server):
+    """visit(**context): the page, ready; nothing may go wrong in its console."""
+    contexts, wrong = [], []
+
+    def open_page(url=None, ready=True, **how):
+        context = browser.new_context(**{"viewport": {"width": 1100, "height": 800}, "reduced_motion": "reduce"} | how)
+        context.set_default_timeout(10_000)
+        contexts.append(context)
+        page = context.new_page()
+        page.on("pageerror", lambda error: wrong.append(str(error)))
+        page.on("console", lambda message: wrong.append(message.text) if "Content Security" in message.text else None)
+        page.on("request", lambda request: wrong.append(request.url) if foreign(request.url) else None)
+        page.goto(url or server.url)
+        if ready:
+            expect(page.locator("body[data-ready]")).to_have_count(1)
+        return page
+
+    yield open_page
+    for context in contexts:
+        context.close()
+    assert wrong == []
+
+
+def foreign(url: str) -> bool:
+    return not re.match(r"http://127\.0\.0\.1:|data:|blob:", url)
+
+
+def fill(page, text="anna gives [4] to ___ .", steps=5):
+    page.locator("#prompt").fill(text)
+    slide(page, "#steps", steps)
+    page.keyboard.press("Control+Enter")
+    expect(page.locator("#facts")).to_contain_text("steps")
+    expect(page.locator("#resample")).to_be_enabled()
+
+
+def slide(page, name, value):
+    page.locator(name).evaluate("(x, v) => { x.value = v; x.dispatchEvent(new Event('input')); }", value)
+
+
+def words(page) -> list[str]:
+    return page.locator("#paper .tok").all_text_contents()
+
+
+def test_blanks_are_filled_and_the_scrubber_replays(visit, shots):
+    page = visit()
+    fill(page)
+    assert page.locator("#paper .tok.made").count() == 7
+    assert page.locator("#paper .tok.gap").count() == 0
+    expect(page.locator("#hint")).to_contain_text("2 blanks, 7 tokens")
+    done = words(page)
+    page.screenshot(path=shots / "fill.png")
+    slide(page, "#scrub", 0)
+    assert page.locator("#paper .tok.gap").count() == 7
+    expect(page.locator("#scrub-at")).to_have_text("step 0 of 5")
+    slide(page, "#scrub", 2)
+    assert 0 < page.locator("#paper .tok.made").count() < 7
+    page.screenshot(path=shots / "replay.png")
+    page.locator("#play").click()
+    expect(page.locator("#scrub-at")).to_have_text("step 5 of 5")
+    assert words(page) == done
+    fill(page)
+    assert words(page) == done  # the same seed
+
+
+def test_tokens_land_one_step_after_the_other(visit):
+    page = visit(reduced_motion="no-preference")
+    page.locator("#prompt").fill("anna gives [9] .")
+    slide(page, "#steps", 9)
+    page.locator("#go").click()
+    expect(page.locator("#go-label")).to_have_text("Stop")
+    expect(page.locator("#scrub-at")).to_have_text(re.compile("step [2-5] of 9"))
+    assert 0 < page.locator("#paper .tok.gap").count() < 9
+    expect(page.locator("#scrub-at")).to_have_text("step 9 of 9")
+    expect(page.locator("#go-label")).to_have_text("Fill")
+
+
+def test_a_text_without_blanks_is_continued(visit):
+    page = visit()
+    fill(page, "anna has", steps=8)
+    assert len(words(page)) == 48
+
+
+def test_locked_tokens_stay_when_the_others_are_resampled(visit, shots):
+    page = visit()
+    fill(page)
+    made = page.locator("#paper .tok.made")
+    kept = [made.nth(1).text_content(), made.nth(4).text_content()]
+    made.nth(1).click()
+    expect(page.locator("#menu")).to_be_visible()
+    expect(page.locator("#alternatives button")).to_have_count(8)
+    page.screenshot(path=shots / "menu.png")
+    page.locator("#do-lock").click()
+    made.nth(4).focus()
+    page.keyboard.press("l")
+    expect(page.locator("#paper .tok.locked")).to_have_count(2)
+    given = words(page)
+    page.locator("#resample").click()
+    expect(page.locator("#resample")).to_be_enabled()
+    expect(page.locator("#facts")).to_contain_text("5 tokens in 5 steps")
+    assert [made.nth(1).text_content(), made.nth(4).text_content()] == kept
+    assert words(page) != given
+    assert words(page)[:2] == given[:2]
+
+
+def test_one_token_is_erased_resampled_or_chosen(visit):
+    page = visit()
+    fill(page)
+    made = page.locator("#paper .tok.made")
+    before = words(page)
+    made.nth(2).click()
+    page.locator("#do-erase").click()
+    expect(page.locator("#paper .tok.gap")).to_have_count(1)
+    page.locator("#regap").click()
+    expect(page.locator("#paper .tok.gap")).to_have_count(0)
+    expect(page.locator("#facts")).to_contain_text("1 token in 1 step,")
+    after = words(page)
+    assert sum(a != b for a, b in zip(before, after, strict=True)) <= 1
+    made.nth(3).focus()
+    page.keyboard.press("r")
+    expect(page.locator("#resample")).to_be_enabled()
+    assert len(words(page)) == len(before)
+    made.nth(3).click()
+    third = page.locator("#alternatives button").nth(2)
+    wanted = third.locator(".word").text_content().strip()
+    third.click()
+    expect(page.locator("#menu")).to_be_hidden()
+    expect(made.nth(3)).to_have_text(wanted if wanted else re.compile(".*"))
+    expect(made.nth(3)).to_have_class(re.compile("locked"))
+
+
+def test_the_keyboard_and_a_screen_reader_have_all_of_it(visit):
+    page = visit()
+    fill(page)
+    first = page.locator("#paper .tok").first
+    first.focus()
+    page.keyboard.press("ArrowRight")
+    page.keyboard.press("ArrowRight")
+    focused = page.evaluate("() => document.activeElement.getAttribute('aria-label')")
+    assert re.search(r", step \d+, probability .+ %$", focused), focused
+    page.keyboard.press("Enter")
+    expect(page.get_by_role("dialog")).to_be_visible()
+    page.keyboard.press("Escape")
+    expect(page.get_by_role("dialog")).to_be_hidden()
+    assert page.evaluate("() => document.activeElement.getAttribute('aria-label')") == focused
+    expect(page.locator("#status")).to_contain_text("Done: anna gives")
+    for role, name in (("slider", "Steps"), ("slider", "Temperature"), ("slider", "Nucleus"), ("combobox", "Order")):
+        assert page.get_by_role(role, name=name).count() == 1
+    unnamed = """() => [...document.querySelectorAll('button, input, select, textarea, canvas')].filter(x =>
+        !(x.labels && x.labels.length) && !x.getAttribute('aria-label') && !x.textContent.trim()).map(x => x.id)"""
+    assert page.evaluate(unnamed) == []
+    page.get_by_role("tab", name="Write").focus()
+    page.keyboard.press("ArrowRight")
+    expect(page.get_by_role("tab", name="Race")).to_have_attribute("aria-selected", "true")
+    expect(page.locator("#race")).to_be_visible()
+
+
+def test_two_models_race(visit, shots):
+    page = visit()
+    page.get_by_role("tab", name="Race").click()
+    page.locator("#prompt").fill("anna gives [12] to ___ .")
+    page.locator("#many").select_option("4")
+    page.locator("#go").click()
+    expect(page.locator(".lane.won")).to_have_count(1)
+    verdict = re.compile(r"^(PGM|MDLM) was \d+\.\d times as fast\.$|^A dead heat\.$")
+    expect(page.locator("#verdict")).to_have_text(verdict)
+    for lane in page.locator(".lane").all():
+        assert "60 of 60 tokens" in lane.text_content()
+        assert int(lane.locator(".speed span").text_content().replace(",", "")) > 0
+    page.screenshot(path=shots / "race.png")
+
+
+def test_a_picture_is_drawn_painted_over_and_replayed(visit, shots):
+    page = visit()
+    page.get_by_role("tab", name="Pictures").click()
+    page.locator("#label").select_option(label="dog")
+    slide(page, "#p-steps", 6)
+    page.locator("#draw").click()
+    expect(page.locator("#recent button")).to_have_count(1)
+    before = pixels(page)
+    slide(page, "#p-scrub", 2)
+    assert pixels(page) != before
+    slide(page, "#p-scrub", 6)
+    assert pixels(page) == before
+    box = page.locator("#easel").bounding_box()
+    page.mouse.move(box["x"] + 10, box["y"] + 10)
+    page.mouse.down()
+    page.mouse.move(box["x"] + box["width"] / 2 - 10, box["y"] + 10, steps=6)
+    page.mouse.up()
+    page.locator("#easel").focus()
+    page.keyboard.press("ArrowRight")
+    page.keyboard.press("ArrowDown")
+    page.keyboard.press("Space")
+    page.screenshot(path=shots / "paint.png")
+    page.locator("#inpaint").click()
+    expect(page.locator("#recent button")).to_have_count(2)
+    expect(page.locator("#p-at")).to_have_text("step 3 of 3")
+    page.locator("#heat").check()
+    page.screenshot(path=shots / "inpainted.png")
+
+
+def pixels(page) -> str:
+    page.wait_for_timeout(50)
+    return page.locator("#easel").evaluate("(x) => x.toDataURL()")
+
+
+def test_an_own_picture_is_filled_in(visit, tmp_path):
+    from PIL import Image
+
+    Image.new("RGB", (40, 30), (200, 100, 50)).save(tmp_path / "mine.png")
+    page = visit()
+    page.get_by_role("tab", name="Pictures").click()
+    page.locator("#file").set_input_files(tmp_path / "mine.png")
+    page.locator("#easel").focus()
+    page.keyboard.press("ArrowRight")
+    page.keyboard.press("Space")
+    page.locator("#inpaint").click()
+    expect(page.locator("#recent button")).to_have_count(1)
+    (tmp_path / "not.png").write_text("no picture")
+    page.locator("#file").set_input_files(tmp_path / "not.png")
+    expect(page.get_by_role("alert")).to_contain_text("not a picture")
+
+
+def test_errors_are_shown_in_words(visit, shots):
+    page = visit()
+    page.locator("#prompt").fill("a [900] b")
+    page.locator("#go").click()
+    expect(page.get_by_role("alert")).to_contain_text("at most 48")
+    page.screenshot(path=shots / "error.png")
+    page.locator("#seed").fill("-3")
+    page.locator("#prompt").fill("a [3] b")
+    page.locator("#go").click()
+    expect(page.get_by_role("alert")).to_contain_text("seed")
+    page.locator("#seed").fill("3")
+    page.locator("#go").click()
+    expect(page.get_by_role("alert")).to_be_hidden()
+    page.route("**/v1/fill", lambda route: route.abort())
+    page.locator("#go").click()
+    expect(page.get_by_role("alert")).to_contain_text("does not answer")
+
+
+def test_a_running_fill_is_stopped_from_the_page(visit, slow):
+    server = slow(0.1)
+    page = visit(server.url)
+    page.locator("#prompt").fill("a [40]")
+    slide(page, "#steps", 40)
+    page.locator("#go").click()
+    expect(page.locator("#go-label")).to_have_text("Stop")
+    expect(page.locator("#paper .tok.made").first).to_be_visible()
+    page.keyboard.press("Escape")
+    expect(page.locator("#go-label")).to_have_text("Fill")
+    expect(page.locator("#status")).to_have_text("Stopped")
+    page.wait_for_timeout(300)
+    assert server.hosts["pgm"].batcher.active == 0
+    expect(page.get_by_role("alert")).to_be_hidden()
+
+
+def test_a_key_is_asked_for_and_used(visit, slow):
+    page = visit(slow(0, key="correct-horse").url, ready=False)
+    page.get_by_label("This server asks for a key").fill("wrong-horse")
+    page.get_by_role("button", name="Use it").click()
+    expect(page.get_by_role("alert")).to_contain_text("a key is needed")
+    page.get_by_label("This server asks for a key").fill("correct-horse")
+    page.get_by_role("button", name="Use it").click()
+    expect(page.locator("body[data-ready]")).to_have_count(1)
+    fill(page)
+    expect(page.get_by_role("tab", name="Race")).to_be_hidden()
+
+
+def test_dark_and_light_follow_the_system_and_the_button(visit, shots):
+    page = visit(color_scheme="dark")
+    fill(page)
+    dark = page.evaluate("() => getComputedStyle(document.body).backgroundColor")
+    page.screenshot(path=shots / "dark.png")
+    page.locator("#theme").click()
+    light = page.evaluate("() => getComputedStyle(document.body).backgroundColor")
+    assert sum(map(int, re.findall(r"\d+", dark)[:3])) < 150 < 600 < sum(map(int, re.findall(r"\d+", light)[:3]))
+    page.reload()
+    assert page.evaluate("() => getComputedStyle(document.body).backgroundColor") == light
+
+
+@pytest.mark.parametrize("tab", ["Write", "Race", "Pictures"])
+def test_a_narrow_screen_shows_everything(visit, shots, tab):
+    page = visit(viewport={"width": 360, "height": 740}, has_touch=True)
+    page.get_by_role("tab", name=tab).click()
+    if tab == "Write":
+        fill(page)
+        page.locator("#paper .tok.made").nth(2).tap()
+        expect(page.locator("#alternatives button")).to_have_count(8)
+        page.screenshot(path=shots / "narrow-menu.png")
+        page.locator("#menu-close").tap()
+    assert page.evaluate("() => document.documentElement.scrollWidth") == 360
+    small = """() => [...document.querySelectorAll('button, select, input')].filter(x => x.offsetParent &&
+        x.type !== 'checkbox' && x.getBoundingClientRect().height < 22).map(x => x.id)"""
+    assert page.evaluate(small) == []
+    page.screenshot(path=shots / f"narrow-{tab.lower()}.png", full_page=True)
+
+
+def test_the_reference_is_drawn_without_help_from_elsewhere(visit, server, shots):
+    page = visit(f"{server.url}/docs")
+    assert page.locator(".reference section").count() >= 8
+    expect(page.locator(".reference")).to_contain_text("/v1/fill")
+    page.screenshot(path=shots / "reference.png")

@@ -1,0 +1,196 @@
+"""Rows that step together come out as the library's own samplers have them, whoever shares the step."""
+
+import random
+
+import numpy as np
+import pytest
+import torch
+
+import maskless
+from maskless.checkpoint import Model
+from maskless.nn.causal import CausalConfig, CausalTransformer
+from maskless.serve import pictures, texts
+from maskless.serve.host import Host, Limits, answering
+from maskless.serve.rows import Row, advance, batches
+
+TEMPLATES = ["the [3] cat [5] .", "anna gives [6]", "[9] so ben has the red ball .", "first [1] then [2] , [4]"]
+
+
+class Still(Host):
+    """A host without a thread."""
+
+    def __init__(self, name, model, limits=None):
+        self.name, self.model, self.limits = name, model, limits or Limits()
+
+
+@pytest.fixture(params=["pgm", "mdlm"])
+def host(request, models):
+    return Still(request.param, models[request.param])
+
+
+def finish(host, rows: list[Row], late: list[Row] = ()) -> None:
+    """Step rows to their end; one of `late` joins before each step."""
+    network, rules = answering(host.model), host._rules()
+    active, late = list(rows), list(late)
+    while active or late:
+        if late:
+            active.append(late.pop())
+        for group in batches(active, host.vocab):
+            advance(group, network, rules)
+        active = [row for row in active if not row.done]
+
+
+def fill_rows(host, text: str, **how) -> list[Row]:
+    return texts.rows_of(host, texts.from_template(host, text), texts.Settings(**how))
+
+
+@pytest.mark.parametrize("order", ["random", "raster"])
+@pytest.mark.parametrize("how", [{}, {"top_p": 0.8, "temperature": 0.7}, {"top_k": 3}, {"temperature": 0.0}])
+def test_a_row_is_what_the_library_fills(host, order, how):
+    for seed, text in enumerate(TEMPLATES):
+        (row,) = fill_rows(host, text, steps=4, seed=seed, order=order, **how)
+        steps = row.steps
+        finish(host, [row])
+        own = maskless.fill(host.model, text, steps=steps, seed=seed, order=order, **how)
+        assert row.tokens.tolist() == own.tokens
+        assert row.came == own.steps
+
+
+def test_generated_texts_are_those_of_the_library(host):
+    gapped = texts.from_prompt(host, "anna has", 20)
+    rows = texts.rows_of(host, gapped, texts.Settings(n=5, steps=7, seed=3, counts="mdlm"))
+    finish(host, rows)
+    own = maskless.generate(host.model, 5, prompt="anna has", length=20, steps=7, seed=3, counts="mdlm")
+    assert [row.tokens.tolist() for row in rows] == [text.tokens for text in own]
+
+
+def test_rows_do_not_depend_on_who_shares_their_steps(host):
+    """Rows of all kinds, alone and then all together, joining in another order at different times."""
+    rng = random.Random(0)
+    kinds = [
+        {
+            "text": rng.choice(TEMPLATES),
+            "steps": rng.choice([1, 2, 3, 5, 9]),
+            "seed": rng.randrange(1000),
+            "order": rng.choice(["random", "raster", "confidence"]),
+            "temperature": rng.choice([0.0, 0.8, 1.0, 1.3]),
+            "top_p": rng.choice([None, 0.5, 0.9]),
+            "top_k": rng.choice([None, 4]),
+            "counts": rng.choice(["uniform", "mdlm", "arccos"]),
+        }
+        for _ in range(40)
+    ]
+    alone = [row for how in kinds for row in fill_rows(host, **how)]
+    for row in alone:
+        finish(host, [row])
+    together = [row for how in kinds for row in fill_rows(host, **how)]
+    finish(host, together[:5], late=together[5:])
+    for one, other in zip(alone, together, strict=True):
+        assert one.tokens.tolist() == other.tokens.tolist()
+        assert one.came == other.came
+        known = [p for p in one.probability if p is not None]
+        assert known == pytest.approx([p for p in other.probability if p is not None], rel=1e-3, abs=1e-6)
+
+
+def test_probabilities_are_the_networks_own(host):
+    """Whatever the temperature: of one token, given all the others."""
+    (row,) = fill_rows(host, "anna gives [1] the ball .", temperature=0.3, top_k=2)
+    place = int(row.order[row.start])
+    known = [i for i in range(len(row.tokens)) if i != place]
+    finish(host, [row])
+    logits = host.model.predict(row.tokens[known][None], torch.tensor([known]), torch.tensor([[place]]))
+    expected = logits[0, 0].softmax(-1)[row.tokens[place]].item()
+    assert row.probability[place] == pytest.approx(expected, rel=1e-3)
+
+
+@pytest.mark.parametrize("order", ["halton", "confidence", "random", "raster"])
+@pytest.mark.parametrize("guidance", [0.0, 2.0])
+def test_pictures_are_those_of_the_library(models, order, guidance):
+    host = Still("pictures", models["pictures"])
+    for seed in range(3):
+        how = {"steps": 5, "seed": seed, "order": order, "guidance": guidance, "top_p": 0.95}
+        settings = pictures.PictureSettings(label="dog", **how)
+        (row,) = pictures.rows_of(host, pictures.empty(host), settings)
+        finish(host, [row])
+        (own,) = maskless.generate(host.model, labels=["dog"], **how)
+        assert row.tokens[1:].tolist() == own.tokens.flatten().tolist()
+
+
+def test_pictures_with_and_without_guidance_share_a_step(models):
+    host = Still("pictures", models["pictures"])
+
+    def rows() -> list[Row]:
+        kinds = [(label, weight, seed) for label in (None, 0, 2) for weight in (0.0, 3.0) for seed in (0, 1)]
+        made = [pictures.PictureSettings(label=la, guidance=w, seed=s, steps=4 + s) for la, w, s in kinds]
+        return [row for how in made for row in pictures.rows_of(host, pictures.empty(host), how)]
+
+    alone, together = rows(), rows()
+    for row in alone:
+        finish(host, [row])
+    finish(host, together)
+    assert [row.tokens.tolist() for row in alone] == [row.tokens.tolist() for row in together]
+
+
+def test_a_causal_model_writes_from_left_to_right(models):
+    torch.manual_seed(0)
+    codec = models["pgm"].codec
+    network = CausalTransformer(CausalConfig(vocab=codec.vocab, length=48, width=16, heads=2, layers=1)).eval()
+    host = Still("ar", Model(network, codec))
+    gapped = texts.from_prompt(host, "anna has", 12)
+    rows = texts.rows_of(host, gapped, texts.Settings(n=2, seed=5))
+    finish(host, rows)
+    own = maskless.generate(host.model, 2, prompt="anna has", length=12, seed=5)
+    assert [row.tokens.tolist() for row in rows] == [text.tokens for text in own]
+    with pytest.raises(ValueError, match="cannot fill a gap"):
+        fill_rows(host, "anna [2] ball")
+
+
+def test_a_gap_after_a_space_begins_with_a_space(models):
+    host = Still("pgm", models["pgm"])
+    for seed in range(20):
+        (row,) = fill_rows(host, "the [2] .", seed=seed)
+        place = min(row.spaced)
+        finish(host, [row])
+        assert host.piece(int(row.tokens[place])).startswith(" ")
+
+
+def test_large_batches_are_cut_to_what_fits(models):
+    host = Still("pgm", models["pgm"])
+    rows = [row for text in TEMPLATES for row in fill_rows(host, text, steps=1)]
+    groups = batches(rows, host.vocab, cells=10 * host.vocab)
+    assert [row for group in groups for row in group] == rows
+    assert all(len(group) == 1 or sum(row.end - row.start for row in group) <= 10 for group in groups)
+    assert len(groups) > 1
+
+
+def test_blanks_are_gaps():
+    assert texts.blanks("a ___ b _____.") == "a [3] b [5]."
+    assert texts.blanks(r"a \___ b __ [2]") == "a ___ b __ [2]"
+    assert texts.literal("see [3] and ___") == r"see \[3] and ___"
+
+
+def test_pieces_read_as_the_text_does(host):
+    tokens = host.text.encode("anna gives ben the red ball , so ben has it .")
+    assert "".join(host.piece(token) for token in tokens) == host.text.decode(tokens)
+
+
+def test_what_was_kept_of_a_sent_picture_comes_back(models):
+    import base64
+    import io
+
+    from PIL import Image
+
+    host = Still("pictures", models["pictures"])
+    before = (np.arange(16, dtype=np.uint8) * 16).reshape(4, 4)
+    file = io.BytesIO()
+    Image.fromarray(before).save(file, "PNG")
+    mask = [[False] * 4, [True] * 4, [False] * 4, [False, True, False, False]]
+    canvas = pictures.from_image(host, base64.b64encode(file.getvalue()).decode(), mask)
+    (row,) = pictures.rows_of(host, canvas, pictures.PictureSettings(seed=1))
+    finish(host, [row])
+    answer = pictures.answer(host, canvas, row, 0.0)
+    after = np.asarray(Image.open(io.BytesIO(base64.b64decode(answer["image"]))))
+    kept = ~np.array(mask)
+    assert (after[kept] == before[kept]).all()
+    assert (np.array(answer["came"])[kept] == -1).all()
+    assert (np.array(answer["came"])[~kept] >= 0).all()
