@@ -27,10 +27,11 @@ QUICK = {"steps": 8, "batch": 8, "learning_rate": 1e-3, "warmup": 3, "log_every"
 
 # Importing torch takes seconds. A process forked from one that has it starts at once, and dies of SIGKILL like any.
 SERVER = """
-import json, os, runpy, sys
+import json, os, runpy, signal, sys
 import matplotlib.pyplot, torch.utils.tensorboard
 import maskless.cli, maskless.train.setup, maskless.train.run
 
+signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell ignores it for what runs in its background
 print("ready", flush=True)
 for line in sys.stdin:
     request = json.loads(line)
