@@ -1,5 +1,5 @@
 # make run    set up, then train a small PGM and an MDLM on a toy language and compare them (about three minutes)
-# make test   set up, then lint, type-check and test (about five minutes)
+# make test   set up, then lint, type-check and test (about seven minutes)
 PYTHON ?= python3
 BIN := .venv/bin
 
