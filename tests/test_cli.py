@@ -326,6 +326,7 @@ def one_line(ended: Ended) -> str:
         (["evaluate", "{model}", "--data", "{data}", "--split", "test"], "expected train or valid"),
         (["evaluate", "{model}", "--data", "{data}", "--sequences", "0"], "sequences 0 is out of range"),
         (["evaluate", "{model}", "--data", "{data}", "--samples", "0"], "samples 0 is out of range"),
+        (["evaluate", "{model}", "--data", "nowhere.txt"], "nowhere.txt: no such file or folder"),
         (["evaluate", "{model}", "--data", "{data}", "--batch", "0"], "batch 0 is out of range"),
         (["convert", "nowhere.ckpt", "{out}"], "nowhere.ckpt is not a file"),
         (["convert", "{text}", "{out}"], "is damaged or not a checkpoint"),
@@ -386,3 +387,23 @@ def test_a_thread_that_meets_a_full_disk_leaves_the_word_to_the_command(error, s
 def test_a_real_process_ends_with_one_line_too(arguments, tmp_path):
     one_line(really(*arguments, folder=tmp_path))
     assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    ("word", "says"),
+    [
+        ("train", "interrupted; a training run goes on with --resume"),
+        ("evaluate", "interrupted"),
+        ("serve", "interrupted"),
+    ],
+)
+def test_an_interruption_speaks_of_resuming_only_where_that_can_be_done(word, says, monkeypatch, capsys):
+    def interrupted(**_: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(entry, "app", interrupted)
+    monkeypatch.setattr("sys.argv", ["maskless", word])
+    with pytest.raises(SystemExit) as ended:
+        entry.main()
+    assert ended.value.code == 130
+    assert capsys.readouterr().err == f"{says}\n"

@@ -167,7 +167,7 @@ def test_gradients_have_a_variance(model, first, folder, command):
         ("{pgm} --what orders", "expected --data DIR (a prepared folder) or a text file for --what orders"),
         ("{pgm} --what variance", "expected --data DIR"),
         ("{pgm} --data {little}", "has too little text: 11 tokens, and a row needs 16"),
-        ("{pgm} --data {folder}/nowhere.txt", "not a prepared folder"),
+        ("{pgm} --data {folder}/nowhere.txt", "no such file or folder"),
         ("{pgm} --data {data} --steps 4", "--steps goes with --what genppl or orders, not with bound"),
         ("{pgm} --data {data} --pairs 4", "--pairs goes with --what variance"),
         ("{pgm} --what genppl --save-texts", "expected --out FILE.json"),

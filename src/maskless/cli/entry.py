@@ -13,6 +13,7 @@ from safetensors import SafetensorError
 from maskless.cli.commands import app
 
 FULL = (errno.ENOSPC, errno.EDQUOT)  # a full disk
+RESUMABLE = ("train", "train-codec", "distill")
 # The base of typer's errors: of the click inside newer versions, or of the package beside older ones.
 USAGE: type[Exception] = typer.BadParameter.__mro__[2]
 
@@ -38,7 +39,8 @@ def main() -> None:
     except (KeyboardInterrupt, typer.Abort):
         code = 130
     if code == 130:
-        print("interrupted; a training run goes on with --resume", file=sys.stderr)
+        resumable = sys.argv[1:2] and sys.argv[1] in RESUMABLE
+        print("interrupted" + ("; a training run goes on with --resume" if resumable else ""), file=sys.stderr)
     sys.exit(code if isinstance(code, int) else 0)
 
 

@@ -147,6 +147,7 @@ def _evaluate_pictures(
     """Figures of what a model draws, with each guidance; a process draws its share, the main one shows them."""
     from accelerate import PartialState
 
+    from maskless.checkpoint import digest
     from maskless.evaluate import sets
     from maskless.evaluate.sweep import plot, sweep, table
     from maskless.images import ImageHow, codec_of, grid_of
@@ -159,7 +160,7 @@ def _evaluate_pictures(
     if h != w:
         raise ValueError(f"this model draws {w} x {h} cells: expected one of squares")
     seen = _look(sets.real(reference), network, h * codec.factor, codec.channels, statistics)
-    settings = dataclasses.asdict(ImageHow(**how)) | {"model": sets.digest(model), "samples": samples}
+    settings = dataclasses.asdict(ImageHow(**how)) | {"model": digest(model.network, codec), "samples": samples}
     del settings["guidance"]  # which each point has
     points, main = [], PartialState().is_main_process
     with show.progress(shown=main) as bar:

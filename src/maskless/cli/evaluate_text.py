@@ -179,8 +179,9 @@ def _judge(model: Model, asked: Asked, otherwise: str | None) -> Judge | None:
 def _genppl(model: Model, corpora: list[Corpus], asked: Asked) -> Measured:
     from accelerate import PartialState
 
+    from maskless.checkpoint import digest
     from maskless.codec.text import TextCodec
-    from maskless.evaluate.genppl import digest, mauve_installed, sweep
+    from maskless.evaluate.genppl import mauve_installed, sweep
     from maskless.evaluate.judge import DEFAULT
     from maskless.evaluate.orders import drawing
     from maskless.texts import How
@@ -198,7 +199,7 @@ def _genppl(model: Model, corpora: list[Corpus], asked: Asked) -> Measured:
     real = corpora[0].samples(n) if corpora else None
     features = judge.features(judge.encode([t for _, t in real])) if real and mauve_installed() else None
     settings = {k: v for k, v in asdict(How(**asked.how)).items() if k != "steps"}  # which each point has
-    settings |= {"model": digest(model), "judge": judge.digest(), "order": order, "length": length}
+    settings |= {"model": digest(model.network), "judge": judge.digest(), "order": order, "length": length}
     settings |= {"data": corpora[0].name if corpora else None, "mauve": features is not None}
     points: list[Point] = []
     numbers = [0, *steps] if real else steps  # 0 steps: the data itself

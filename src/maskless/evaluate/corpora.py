@@ -62,6 +62,8 @@ def corpus(name: str, model: Model, where: str, split: str = "valid") -> Iterato
     if path.is_file():
         yield from _plain(name, model)
         return
+    if not path.exists():
+        raise ValueError(f"{path}: no such file or folder")
     if holds_images(path):
         raise ValueError(f"{path} holds pictures, {where} is a model of text")
     prepared = open_tokens(path)

@@ -5,7 +5,6 @@ Two forms. Raw: the judge reads the model's own ids, where the vocabularies agre
 
 from __future__ import annotations
 
-import hashlib
 import importlib
 import json
 import math
@@ -21,7 +20,6 @@ from accelerate import PartialState
 from accelerate.utils import broadcast_object_list, gather_object
 from torch import Tensor
 
-from maskless.checkpoint import Model
 from maskless.codec.text import TextCodec
 from maskless.evaluate.judge import Judge
 from maskless.evaluate.likelihood import Likelihood, check_positive, summary
@@ -184,14 +182,6 @@ def sweep(
 
 def mauve_installed() -> bool:
     return find_spec("mauve") is not None
-
-
-def digest(model: Model) -> str:
-    """The sha256 of a model's weights."""
-    found = hashlib.sha256()
-    for name, value in model.network.state_dict().items():
-        found.update(name.encode() + value.cpu().contiguous().view(torch.uint8).numpy().tobytes())
-    return found.hexdigest()
 
 
 def _everyones(rows: list[list[float]]) -> Tensor:

@@ -5,7 +5,6 @@ Shapes: n pictures of a batch, H x W pixels, C channels.
 
 from __future__ import annotations
 
-import hashlib
 import itertools
 import zipfile
 from collections.abc import Callable, Iterator
@@ -109,16 +108,6 @@ def check_drawing(model: Model, guidances: list[float], **how: Any) -> None:
         check_steps(settings.steps, h * w)
     for guidance in guidances:
         Guidance(weight=guidance, dropped=model.config.classes)
-
-
-def digest(model: Model) -> str:
-    """The sha256 of a model's weights and its codec's."""
-    found = hashlib.sha256()
-    codec = codec_of(model)
-    for part in (model.network.state_dict(), codec.state_dict()):
-        for name, value in part.items():
-            found.update(name.encode() + value.cpu().contiguous().view(torch.uint8).numpy().tobytes())
-    return found.hexdigest()
 
 
 def _holds_statistics(path: Path) -> bool:
