@@ -8,8 +8,10 @@ import torch
 from torch import Tensor
 
 from maskless.engine import Engine, serves
+from maskless.engine import graphs as graphs_module
 from maskless.engine import run as run_module
 from maskless.engine.engine import SHAPES
+from maskless.engine.graphs import Graphs, Step
 from maskless.engine.run import Kind, Task
 from maskless.logits import row_keys
 from maskless.order import COUNTS, ORDERS
@@ -42,14 +44,13 @@ def planned(kind: str, known: Tensor, keys: Tensor, steps: int, order: str = "ra
 
 
 class EveryStep:
-    """In place of captured graphs: each step is computed, on the buffers that graphs would use."""
+    """In place of captured graphs: each step is computed on the buffers that graphs would use, by its first launch."""
 
     def __init__(self):
-        self.kinds: set[tuple] = set()
+        self.kinds: dict[tuple, Step] = {}
 
     def play(self, kind, step):
-        self.kinds.add(kind)
-        step()
+        self.kinds.setdefault(kind, step).launch()
 
 
 def pairs(steps):
@@ -76,15 +77,16 @@ def test_the_engine_decides_what_the_plain_loop_decides(tiny, kind, steps, count
 def test_ragged_steps_are_rounded_for_graphs_without_changing_a_token(tiny, kind, counts, given, monkeypatch):
     monkeypatch.setattr(run_module, "Graphs", EveryStep)
     monkeypatch.setattr(run_module, "GRAIN", 3)
-    network, keys = tiny(kind, scale=0.3), row_keys(5, torch.arange(B))
-    tokens, known = state(kind, given)
-    way, mine, engine = planned(kind, known, keys, 8, counts=counts), tokens.clone(), Engine(network)
+    network = tiny(kind, scale=0.3)
+    engine = Engine(network)
     engine.graphs = True
-    list(sample(network, tokens, way, keys, filter=Truncation()))
-    for _ in range(2):
-        again = mine.clone()
-        engine.sample(again, way, keys)
-        assert torch.equal(again, tokens)
+    for seed in range(4):  # other counts each time, on the same buffers
+        keys = row_keys(seed, torch.arange(B))
+        tokens, known = state(kind, given)
+        way, mine = planned(kind, known, keys, 8, counts=counts), tokens.clone()
+        list(sample(network, tokens, way, keys, filter=Truncation()))
+        engine.sample(mine, way, keys)
+        assert torch.equal(mine, tokens), seed
     kinds = next(iter(engine.runs.values())).graphs.kinds
     ragged = counts == "mdlm" or given == "ragged"
     assert any(kind[0] == "rounded" for kind in kinds) == (ragged and kind in ("ordered", "masked"))
@@ -267,3 +269,48 @@ def test_draws_on_a_gpu_follow_the_probabilities(p_value):
 def test_regular_spans_are_those_of_offsets(tiny):
     run = Engine(tiny("ordered"))._run(Kind(rows=3, length=5, keeps=True, filter=Truncation()))
     assert torch.equal(run._regular(3, 2).bounds, Offsets.regular(3, 2).bounds)
+
+
+def test_steps_that_were_seen_are_captured_together_the_largest_first(monkeypatch):
+    """Each step grows, so memory freed by a smaller one would never do for the next."""
+    seen = []
+
+    class Replay:
+        def __init__(self, launch):
+            seen.append("capture")
+            launch()
+
+        def replay(self):
+            seen.append("replay")
+
+    monkeypatch.setattr(torch.cuda, "graph_pool_handle", lambda: (0, 0))
+    monkeypatch.setattr(torch.cuda, "empty_cache", lambda: seen.append("free"))
+    monkeypatch.setattr(graphs_module, "give_back_spare", lambda: None)
+    monkeypatch.setattr(Graphs, "_capture", lambda self, launch: Replay(launch))
+    graphs = Graphs()
+    steps = {("step", n): Step(lambda n=n: seen.append(n), n) for n in (1, 3, 2)}
+    for _ in range(3):
+        for kind, step in steps.items():
+            graphs.play(kind, step)
+    computed, captured = [1, 3, 2], ["free", "capture", 3, "capture", 2, "capture", 1]
+    assert seen == computed + captured + 6 * ["replay"]
+
+
+@pytest.mark.gpu
+def test_captured_steps_take_little_more_memory_than_the_largest(tiny):
+    """A run of growing steps; without sharing they would take half as much as all of them together."""
+    network, rows, length = tiny("position", width=256, heads=4, length=256).cuda(), 64, 256
+    taken = {}
+    for steps in (1, 64):
+        engine, known = Engine(network), torch.zeros(rows, length, dtype=torch.bool)
+        known[:, : length - 64] = steps == 1  # one step with the context of the last of 64
+        torch.cuda.empty_cache()
+        before = torch.cuda.memory_reserved()
+        for seed in range(3):
+            keys = row_keys(seed, torch.arange(rows))
+            way = planned("position", known, keys, steps)
+            engine.sample(torch.zeros(rows, length, dtype=torch.long), way, keys)
+        torch.cuda.empty_cache()
+        taken[steps] = torch.cuda.memory_reserved() - before
+        engine.close()
+    assert taken[64] < 4 * taken[1], taken

@@ -147,7 +147,7 @@ class EveryStep:
 
     def play(self, kind, step):
         self.kinds.append(kind)
-        step()
+        step.launch()
 
 
 @pytest.mark.parametrize("weight", [0.0, 2.0])

@@ -1,4 +1,4 @@
-"""The measurements: a first run that counts as start-up, two that warm up, then those that count."""
+"""The measurements: a first run that counts as start-up, a second's worth that warms up, then those that count."""
 
 from __future__ import annotations
 
@@ -28,12 +28,13 @@ from maskless.sampling import Guidance, Plan, plan, plan_causal
 from maskless.train.captured import Captured
 from maskless.train.loop import MODELS, OF_ONE_SHAPE, TrainConfig, compile_layers
 
-WARM_UP = 2  # runs, besides the first
+WARM_UP = 2  # runs at most, besides the first
+LONG = 1.0  # seconds of warm-up that are enough
 OnRun = Callable[[Case], None]
 
 
 def runs_of(case: Case, repeat: int) -> int:
-    """How many runs it takes to measure a case."""
+    """How many runs it takes to measure a case, at most."""
     parts = 1 if isinstance(case, Sampling) else 3
     return 1 + parts * (WARM_UP + repeat)
 
@@ -171,7 +172,13 @@ class Bench:
 
     def _repeat(self, case: Case, work: Callable[[int], Callable[[], None]]) -> tuple[float, ...]:
         """Seconds of the runs after the warm-up; work(number) makes a run ready, before the clock starts."""
-        return tuple(self._run(case, work(number)) for number in range(WARM_UP + self.repeat))[WARM_UP:]
+        warm = 0.0
+        for number in range(WARM_UP):
+            if warm < LONG:
+                warm += self._run(case, work(number))
+            else:
+                self.on_run(case)
+        return tuple(self._run(case, work(WARM_UP + number)) for number in range(self.repeat))
 
     def _run(self, case: Case, work: Callable[[], None]) -> float:
         begin = now(self.device)

@@ -67,7 +67,7 @@ def sample(
     table: TABLE = None,
     precision: PRECISION8 = None,
     device: DEVICE = None,
-    repeat: Annotated[int, typer.Option(help="Timed runs of each case, after the first and two more.")] = 5,
+    repeat: Annotated[int, typer.Option(help="Timed runs of each case, after the first and up to two more.")] = 5,
     plot: PLOT = None,
     quality: Annotated[
         Path | None, typer.Option(help="JSON with the quality of samples, to plot against throughput.")
@@ -107,7 +107,7 @@ def train(
     table: Annotated[str | None, typer.Option(help="A named set of cases.")] = None,
     precision: PRECISION = None,
     device: DEVICE = None,
-    repeat: Annotated[int, typer.Option(help="Timed runs of each part, after the first and two more.")] = 10,
+    repeat: Annotated[int, typer.Option(help="Timed runs of each part, after the first and up to two more.")] = 10,
     plot: PLOT = None,
     to: OUT = None,
     as_json: JSON = False,

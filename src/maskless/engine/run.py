@@ -11,7 +11,6 @@ Shapes: B rows, L length, K steps, U targets, V vocabulary.
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 import torch
@@ -21,7 +20,7 @@ from maskless import logits as lg
 from maskless.engine import kernels
 from maskless.engine.board import Board
 from maskless.engine.bodies import Body, CausalBody, PartitionBody
-from maskless.engine.graphs import Graphs
+from maskless.engine.graphs import Graphs, Step
 from maskless.problems import Offsets
 from maskless.sampling import DRAW, Filter, Plan, Truncation
 
@@ -132,8 +131,8 @@ class Run:
     def _take(self, starts: Tensor, counts: Tensor, context: Tensor, whole: bool, times: int) -> None:
         if _constant(counts) and _constant(starts) and _constant(context):
             n, k, rows = int(context[0]), int(counts[0]), times * self.rows
-            kind = ("equal", n, k, whole, times)
-            self._play(kind, lambda: self._step(self._regular(rows, n), self._regular(rows, k), whole))
+            step = Step(lambda: self._step(self._regular(rows, n), self._regular(rows, k), whole), rows * (n + k))
+            self._play(("equal", n, k, whole, times), step)
         elif self.grain and not whole:
             self._rounded(context, counts)
         else:
@@ -149,14 +148,17 @@ class Run:
             longest = max(int(lengths.max()), total - int(ends[-1]))
             spans.append((bounds, total, 1 << (longest - 1).bit_length()))
         self.board.at[self.rows :] = self.grain
-        self._play(
-            ("rounded", *(span[1:] for span in spans)),
-            lambda: self._step(Offsets(*spans[0]), Offsets(*spans[1]), False),
-        )
 
-    def _play(self, kind: tuple[object, ...], step: Callable[[], None]) -> None:
+        # Offsets remember what they found out about their bounds, which change: each launch has its own.
+        def launch() -> None:
+            context_span, targets_span = (Offsets(*span) for span in spans)
+            self._step(context_span, targets_span, False)
+
+        self._play(("rounded", *(span[1:] for span in spans)), Step(launch, sum(total for _, total, _ in spans)))
+
+    def _play(self, kind: tuple[object, ...], step: Step) -> None:
         if self.graphs is None:
-            step()
+            step.launch()
         else:
             self.graphs.play(kind, step)
 

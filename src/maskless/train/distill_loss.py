@@ -74,7 +74,8 @@ class Linear:
             b[:V] = bias
         b[V:] = RULED_OUT
         if never is not None:
-            w[never], b[never] = 0, RULED_OUT
+            w[never].zero_()  # an assignment would wait for the GPU
+            b[never].fill_(RULED_OUT)
         return Linear(w, b)
 
     def logits(self, hidden: Tensor, into: Tensor) -> Tensor:
@@ -141,7 +142,8 @@ class _Walk(torch.autograd.Function):
             multiply(x, student.weight, d_own[part], add=False)
             multiply(x.T, h, d_weight, add=True)
         if never is not None:
-            d_weight[never], d_bias[never] = 0, 0
+            d_weight[never].zero_()  # an assignment would wait for the GPU
+            d_bias[never].zero_()
         ctx.save_for_backward(d_own, d_weight[:V], None if bias is None else d_bias[:V])
         return costs.sum()
 
