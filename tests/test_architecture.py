@@ -21,7 +21,7 @@ FLOORS: dict[int, set[str]] = {
     1: {"nn"},
     2: {"objective", "sampling"},
     3: {"engine"},
-    4: {"files"},
+    4: {"files", "shipped"},
     5: {"codec"},
     6: {"checkpoint", "ema", "data", "official", "official_vq"},
     7: {"texts", "images", "pictures"},
@@ -30,10 +30,11 @@ FLOORS: dict[int, set[str]] = {
     10: {"train"},
     11: {"bench"},
     12: {"recipes"},
-    13: {"cli", "demo", "serve", "__main__"},
+    13: {"reproduce"},
+    14: {"cli", "demo", "tour", "serve", "__main__"},
 }
 FLOOR = {room: floor for floor, rooms in FLOORS.items() for room in rooms}
-DOORS = {("cli", "demo"), ("cli", "serve"), ("__main__", "cli")}  # who may know whom on the top floor
+DOORS = {("cli", "demo"), ("cli", "serve"), ("cli", "tour"), ("__main__", "cli")}  # who may know whom on the top floor
 FRONT = "__init__"  # what `import maskless` gives; as high as the highest room that it shows
 
 MODULES = sorted(SOURCE.rglob("*.py"))

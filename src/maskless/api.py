@@ -25,7 +25,7 @@ def load(
     tokenizer: str | Path | None = None,
     device: str | torch.device | None = None,
 ) -> Model:
-    """A model from a model folder, a run folder, a hub id, or a released checkpoint file.
+    """A model from a model folder, a run folder, the name of a shipped model, a hub id, or a released checkpoint file.
 
     weights ("ema", "raw") and queries ("position", "mean", "logsumexp") concern released files; tokenizer names the
     tokenizer of a model that brings none ("gpt2", "bert", "bytes", a file).

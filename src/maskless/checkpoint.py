@@ -17,6 +17,7 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
+from maskless import shipped
 from maskless.codec.text import TextCodec
 from maskless.codec.vq import ImageCodec, read_codec
 from maskless.files import write_aside
@@ -121,10 +122,13 @@ class Model(nn.Module):
 
     @classmethod
     def from_pretrained(cls, name: str | Path) -> Model:
-        """A model from a model folder, or from a hub id ("owner/name")."""
+        """A model from a model folder, from the name of a shipped model, or from a hub id ("owner/name").
+
+        A model folder of that name wins over a shipped model; a folder with something else in it does not count.
+        """
         folder = Path(name)
-        if not folder.is_dir():
-            folder = _download(str(name))
+        if not (folder / "config.json").is_file():
+            folder = shipped.find(str(name)) or (folder if folder.is_dir() else _download(str(name)))
         network, layout, classes = _read_network(folder)
         codec: TextCodec | ImageCodec | None = None
         if (folder / "tokenizer.json").exists():
@@ -201,7 +205,7 @@ def _download(name: str) -> Path:
     from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalEntryNotFoundError
 
     if "/" not in name or Path(name).parent.is_dir():
-        raise ValueError(f"{name!r} is neither a model folder nor a hub id (owner/name)")
+        raise ValueError(f"{name!r} is neither a model folder nor a hub id (owner/name){shipped.nearest(name)}")
     try:
         return Path(snapshot_download(name, allow_patterns=FILES))
     except HFValidationError:

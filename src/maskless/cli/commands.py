@@ -17,6 +17,8 @@ from maskless.cli.codec import train_codec
 from maskless.cli.distill import distill
 from maskless.cli.evaluate import evaluate, fid
 from maskless.cli.generate import TOKENIZER, fill, generate
+from maskless.cli.models import models, tour
+from maskless.cli.reproduce import reproduce
 from maskless.cli.serve import serve
 
 
@@ -227,6 +229,9 @@ def demo(
     demonstration.show(show.out, minutes=minutes, seed=seed)
 
 
+app.command()(models)
+app.command()(tour)
+app.command()(reproduce)
 app.command()(serve)
 app.command("train-codec")(train_codec)
 app.add_typer(bench, name="bench", cls=Commands)

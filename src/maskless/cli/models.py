@@ -1,0 +1,62 @@
+"""The commands `models` and `tour`: what is shipped with the package, and what it does."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.table import Table
+
+from maskless.cli import show
+from maskless.cli.generate import JSON, SEED
+
+TEXT = "Once upon a time there was a [6] who liked to [4]. One day, [24]. They were [2] and happy."
+
+
+def models(
+    name: Annotated[str | None, typer.Argument(help="A shipped model, to read its card.")] = None,
+    as_json: JSON = False,
+) -> None:
+    """List the models that come with the package, or print the card of one.
+
+    maskless models stories
+    """
+    from maskless import shipped
+
+    if name is not None:
+        text = shipped.card(name)
+        print(json.dumps({"name": name, "card": text}) if as_json else text.rstrip())
+        return
+    found = [shipped.describe(each) for each in shipped.names()]
+    if as_json:
+        print(json.dumps([dataclasses.asdict(each) for each in found]))
+        return
+    if not found:
+        print("no models are shipped with this version; train one: maskless train --text my.txt --out runs/my")
+        return
+    table = Table("model", "kind", "parameters", "size", "about")
+    for each in found:
+        parameters, size = f"{each.parameters / 1e6:.1f} M", f"{each.bytes / 2**20:.1f} MiB"
+        table.add_row(each.name, each.kind, parameters, size, each.about)
+    show.out.print(table)
+
+
+def tour(
+    model: Annotated[str, typer.Option(help="What writes: a shipped model, or a folder.")] = "stories",
+    rival: Annotated[str, typer.Option(help="What it races against.")] = "stories-mdlm",
+    pictures: Annotated[str, typer.Option(help="What draws.")] = "cifar10",
+    prompt: Annotated[str, typer.Option(help="What the story begins with.")] = "Once upon a time",
+    text: Annotated[str, typer.Option(help="Text with gaps of so many tokens.", show_default=False)] = TEXT,
+    to: Annotated[Path, typer.Option("--out", help="The PNG of what is drawn.")] = Path("pictures.png"),
+    seed: SEED = 0,
+) -> None:
+    """Show the shipped models at work: a story, gaps filled, pictures, and how fast it went.
+
+    maskless tour --text "The \\[3] dog ran to \\[8]."
+    """
+    from maskless import tour as shown
+
+    shown.show(show.out, model=model, rival=rival, drawing=pictures, prompt=prompt, text=text, picture=to, seed=seed)

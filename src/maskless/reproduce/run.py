@@ -1,0 +1,253 @@
+"""Going through a plan: what is done is not done again, what fails is noted, and what it costs is measured first.
+
+A step that has ended leaves a file in OUT/steps with its words and what it found. One that can go on after a kill
+leaves its words before it starts, so that it cannot go on with others.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from maskless.bench.machine import processor
+from maskless.bench.result import STEP
+from maskless.files import write_aside
+from maskless.reproduce import tables
+from maskless.reproduce.plan import Plan, Planned, Step, bench_words
+from maskless.train.report import read_metrics
+
+Do = Callable[[Sequence[str]], str]  # runs a command and returns its stdout; a ValueError says what went wrong
+PROGRAMS = {"maskless": ("-m", "maskless"), "torchrun": ("-m", "torch.distributed.run"), "python": ()}
+WARM_UP = 0.25  # the share of a run before spikes count
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """How a step ended."""
+
+    found: Any = None
+    why_not: str = ""
+    machine: str = ""
+
+
+@dataclass(frozen=True)
+class Number:
+    """A line of a table with our value, or why there is none."""
+
+    planned: Planned
+    value: float | None = None
+    error: float | None = None
+    why_not: str = ""
+
+
+def standing(plan: Plan, step: Step) -> str:
+    """done, begun, or nothing; a ValueError where it was begun with other settings."""
+    record = _record(plan, step)
+    if record is not None and record["words"] != list(step.words):
+        changed = "; ".join(_changed(record["words"], list(step.words)))
+        raise ValueError(f"{_path(plan, step)} was made otherwise: {changed}; name another --out, or remove it")
+    if (record is not None and record["done"]) or (step.makes is not None and step.makes.exists()):
+        return "done"
+    return "begun" if record is not None or (step.resumes is not None and step.resumes.exists()) else ""
+
+
+def run(plan: Plan, do: Do, on_step: Callable[[Step, str], None]) -> dict[str, Outcome]:
+    """Do what is not done; `on_step` hears of each step before it starts."""
+    stands = {name: standing(plan, step) for name, step in plan.steps.items()}
+    outcomes: dict[str, Outcome] = {}
+    for name, step in plan.steps.items():
+        blocked = next((need for need in step.needs if outcomes[need].why_not), None)
+        if blocked is not None:
+            outcomes[name] = outcomes[blocked]
+            continue
+        on_step(step, stands[name])
+        outcomes[name] = _once(plan, step, do, stands[name] == "done")
+    return outcomes
+
+
+def estimate(plan: Plan, do: Do, on_step: Callable[[Step, str], None]) -> dict[str, float]:
+    """GPU hours of each training that is not done, from a short measurement of its optimiser step."""
+    hours: dict[str, float] = {}
+    for name, (case, sequences) in plan.costs.items():
+        if standing(plan, plan.steps[name]) == "done":
+            continue
+        step = Step(f"cost-of-{name}", bench_words(case, repeat=3))
+        on_step(step, standing(plan, step))
+        outcome = _once(plan, step, do, standing(plan, step) == "done")
+        if outcome.why_not:
+            raise ValueError(f"the cost of {name} could not be measured: {outcome.why_not}")
+        (speed,) = (r["sequences_per_second"] for r in outcome.found["results"] if r["part"] == STEP)
+        hours[name] = sequences / speed / 3600
+    return hours
+
+
+def numbers(plan: Plan, outcomes: dict[str, Outcome]) -> Iterator[Number]:
+    """Our value of each line."""
+    for planned in plan.lines:
+        if planned.step is None:
+            yield Number(planned, why_not=planned.why_not)
+        elif (outcome := outcomes[planned.step]).why_not:
+            yield Number(planned, why_not=f"not run: {outcome.why_not}")
+        else:
+            found = metrics(plan, planned.step) if isinstance(planned.line.work, tables.Curve) else outcome.found
+            try:
+                value, error = _read(planned, found)
+            except (KeyError, TypeError, ValueError, AttributeError, IndexError):
+                value, error = None, None
+            yield Number(planned, value, error, "not among what was found" if value is None else "")
+
+
+def metrics(plan: Plan, step: str) -> list[dict[str, Any]]:
+    """The metrics of a run, by the step that trains it."""
+    return read_metrics(plan.request.out / "runs" / step.removeprefix("train-") / "metrics.jsonl")
+
+
+def child(command: Sequence[str]) -> str:
+    """Run a command in a process of its own, which gives a GPU back whole. Its stderr is shown as it comes."""
+    program, *words = command
+    look = {"FORCE_COLOR": "1", "COLUMNS": str(os.get_terminal_size(2).columns)} if sys.stderr.isatty() else {}
+    said, code = b"", 130
+    with tempfile.TemporaryFile() as out:  # a pipe that nobody empties would stop the child
+        begin = [sys.executable, *PROGRAMS[program], *words]
+        with subprocess.Popen(begin, stdout=out, stderr=subprocess.PIPE, env=os.environ | look) as process:
+            assert process.stderr is not None
+            try:
+                while some := os.read(process.stderr.fileno(), 4096):
+                    said = (said + some)[-20_000:]
+                    sys.stderr.write(some.decode(errors="replace"))
+                    sys.stderr.flush()
+                code = process.wait()
+            finally:
+                process.terminate()
+        out.seek(0)
+        printed = out.read().decode()
+    if code in (130, -2):
+        raise KeyboardInterrupt
+    if code:
+        lines = [line for line in said.decode(errors="replace").splitlines() if line.strip()]
+        reasons = [line.removeprefix("error: ") for line in lines if line.startswith("error: ")]
+        raise ValueError((reasons or lines or [f"exit code {code}"])[-1].strip())
+    return printed
+
+
+def _once(plan: Plan, step: Step, do: Do, done: bool) -> Outcome:
+    record = _record(plan, step)
+    if done and record is None:  # made by hand
+        return Outcome()
+    if not done:
+        for folder in ("steps", "points"):
+            (plan.request.out / folder).mkdir(parents=True, exist_ok=True)
+        record = {"words": list(step.words), "done": False}
+        if step.resumes is not None:
+            _write(plan, step, record)
+        begin = time.monotonic()
+        try:
+            said = do(step.command)
+            found = _answers(step) if "--output_path" in step.words else None
+            if "--json" in step.words:
+                found = json.loads(said)
+        except (ValueError, OSError) as error:
+            if step.resumes is not None and not step.resumes.exists():
+                _path(plan, step).unlink()
+            return Outcome(why_not=" ".join(str(error).split()) or repr(error))
+        record |= {"done": True, "seconds": round(time.monotonic() - begin, 1), "machine": _machine(), "found": found}
+        _write(plan, step, record)
+    assert record is not None
+    return Outcome(record.get("found"), "", record.get("machine", ""))
+
+
+def _answers(step: Step) -> Any:
+    """The newest results that lm-eval left in its folder."""
+    folder = Path(step.words[step.words.index("--output_path") + 1])
+    files = sorted(folder.rglob("results_*.json"), key=lambda path: path.stat().st_mtime)
+    if not files:
+        raise ValueError(f"lm-eval left no results in {folder}")
+    return json.loads(files[-1].read_text())["results"]
+
+
+def _read(planned: Planned, found: Any) -> tuple[float | None, float | None]:
+    """A value and its standard error, out of what a command printed."""
+    line, measure = planned.line, planned.line.measure
+    match line.work:
+        case tables.Bound():
+            (text,) = found["bound"].values()
+            best = text["both groups, stratified"]
+            return best["perplexity"], best["perplexity_error"]
+        case tables.Texts():
+            (point,) = (point for point in found["genppl"]["points"] if point["steps"] == planned.at)
+            quality = point["quality"]
+            if measure == tables.GEN_PPL:
+                return quality["retokenised"]["perplexity"], quality["retokenised"]["perplexity_error"]
+            if measure == tables.ENTROPY:
+                return quality["entropy"]["value"], quality["entropy"]["error"]
+            return point["tokens_per_second"], None
+        case tables.Pictures():
+            (point,) = (point for point in found["points"] if point["guidance"] == planned.at)
+            name = {tables.FID: "fid", tables.SCORE: "inception_score"}.get(measure)
+            if name is None:
+                return point["images_per_second"], None
+            return point["quality"][name], point["quality"].get(f"{name}_error")
+        case tables.Speed():
+            (result,) = (r for r in found["results"] if planned.at in (r["case"].get("steps"), r["part"]))
+            return result["tokens_per_second" if measure == tables.TOKENS else "sequences_per_second"], None
+        case tables.Answers():
+            task = found.get(planned.at, {})
+            value, error = task.get("acc,none"), task.get("acc_stderr,none")
+            return value and 100 * value, 100 * error if isinstance(error, float) else None
+        case tables.Curve():
+            losses = [one for one in found if "loss" in one]
+            late = [one for one in losses if one["step"] > WARM_UP * losses[-1]["step"]]
+            if measure == tables.GRADIENT:
+                return max(one["gradient"] for one in late), None
+            return max(one["loss"] for one in late) / statistics.median(one["loss"] for one in late), None
+
+
+def _path(plan: Plan, step: Step) -> Path:
+    return plan.request.out / "steps" / f"{step.name}.json"
+
+
+def _record(plan: Plan, step: Step) -> dict[str, Any] | None:
+    path = _path(plan, step)
+    if not path.exists():
+        return None
+    try:
+        record = json.loads(path.read_text())
+        return {"words": list(record["words"]), "done": bool(record["done"]), **record}
+    except (ValueError, KeyError, TypeError) as error:
+        raise ValueError(f"{path} is not the record of a step: {error!r}") from None
+
+
+def _write(plan: Plan, step: Step, record: dict[str, Any]) -> None:
+    write_aside(_path(plan, step), lambda aside: aside.write_text(json.dumps(record, indent=1) + "\n"))
+
+
+def _changed(before: list[str], now: list[str]) -> Iterator[str]:
+    """--steps 100, now 200"""
+    one, two = _options(before), _options(now)
+    for name in one | two:
+        if one.get(name) != two.get(name):
+            yield f"{name} {one.get(name, 'not given')}, now {two.get(name, 'not given')}"
+
+
+def _options(words: list[str]) -> dict[str, str]:
+    found: dict[str, str] = {}
+    name = "command"
+    for word in words:
+        name = word if word.startswith("--") else name
+        found[name] = f"{found.get(name, '')} {'' if word == name else word}".strip()
+    return found
+
+
+def _machine() -> str:
+    return torch.cuda.get_device_name() if torch.cuda.is_available() else processor()

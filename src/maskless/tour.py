@@ -1,0 +1,185 @@
+"""A tour of the shipped models: a story written in any order, gaps filled, a row of pictures, and a race."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+
+import numpy as np
+import torch
+from rich.console import Console
+from rich.live import Live
+from rich.markup import escape
+from rich.padding import Padding
+from rich.table import Table
+from rich.text import Text as Line
+
+from maskless import api, pictures
+from maskless.checkpoint import Model
+from maskless.codec.text import TextCodec, parse_gaps
+from maskless.sampling import Step
+
+COLOURS = ("red", "yellow", "green", "cyan", "blue", "magenta")
+UNKNOWN = "·"
+STATIONS = 4  # how often a text is shown on its way where there is no terminal
+STORY_STEPS, FILL_STEPS, RACE_STEPS, PICTURE_STEPS = 128, 32, 32, 32
+RACE_TEXTS, PICTURES = 4, 8
+SECONDS = 6.0  # how long a text takes to appear on a terminal at least, so that eyes can follow
+
+
+def show(
+    console: Console,
+    *,
+    model: str,
+    rival: str,
+    drawing: str,
+    prompt: str,
+    text: str,
+    picture: Path,
+    seed: int,
+    top_p: float | None = 0.9,
+) -> None:
+    """Show what each model does; one that is not there is passed over with a line that says so."""
+    console.rule("[bold]maskless[/]: generation in any order, without a mask token")
+    writer, twin, painter = (_found(name, console) for name in (model, rival, drawing))
+    if writer is None and painter is None:
+        raise ValueError(f"nothing to show: neither {model!r} nor {drawing!r} is there; name a model of yours")
+    if writer is not None:
+        console.print(f"\n[bold]{escape(model)}[/] writes, in any order:", highlight=False)
+        _write(console, writer, prompt, seed, top_p)
+        console.print("\nand fills in what you leave open:", highlight=False)
+        _fill(console, writer, text, seed, top_p)
+    if painter is not None:
+        _draw(console, painter, picture, seed)
+    if writer is not None and twin is not None:
+        console.print(_race({model: writer, rival: twin}, seed))
+
+
+def _found(name: str, console: Console) -> Model | None:
+    try:
+        return api.load(name)
+    except ValueError as error:
+        console.print(f"passed over: {error}", style="dim", highlight=False, soft_wrap=True, markup=False)
+        return None
+
+
+class Page:
+    """A text on its way: what is known so far, the newest tokens in the colour of their step.
+
+    came: the step of each position, -1 where it was given, -2 where nothing is known yet.
+    """
+
+    def __init__(self, codec: TextCodec, tokens: list[int], known: list[bool]):
+        self.codec, self.tokens = codec, list(tokens)
+        self.came = [-1 if given else -2 for given in known]
+        self.step = -1
+
+    def take(self, step: Step) -> None:
+        """Put down what a step decided in the only row."""
+        self.step = step.number
+        for position, token in zip(step.positions.tolist(), step.tokens.tolist(), strict=True):
+            self.tokens[position], self.came[position] = token, step.number
+
+    def line(self) -> Line:
+        """The text as it stands; nothing is shown of the token that ends it, and of what was not decided a dot."""
+        line = Line()
+        for token, came in zip(self.tokens, self.came, strict=True):
+            if came == -2:
+                line.append(UNKNOWN, style="dim")
+            elif token not in (self.codec.bos, self.codec.eos, self.codec.pad):
+                style = f"bold {COLOURS[came % len(COLOURS)]}" if came >= 0 and came == self.step else ""
+                line.append(self.codec.token_text(token), style=style or ("" if came >= 0 else "underline"))
+        return line
+
+
+def _write(console: Console, model: Model, prompt: str, seed: int, top_p: float | None) -> None:
+    codec, length = _codec(model), model.config.length
+    given = (_lead(model) + codec.encode(prompt))[: length - 1]
+    page = Page(codec, given + [0] * (length - len(given)), [i < len(given) for i in range(length)])
+    steps = min(STORY_STEPS, length - len(given))
+    with _Watching(console, page, steps) as watching:
+        api.generate(model, 1, prompt=prompt, steps=steps, seed=seed, top_p=top_p, on_step=watching)
+
+
+def _fill(console: Console, model: Model, text: str, seed: int, top_p: float | None) -> None:
+    codec, lead = _codec(model), _lead(model)
+    template = parse_gaps(codec, text)
+    page = Page(codec, lead + template.tokens, [True] * len(lead) + template.known)
+    steps = min(FILL_STEPS, template.known.count(False))
+    with _Watching(console, page, steps) as watching:
+        api.fill(model, text, steps=steps, seed=seed, top_p=top_p, on_step=watching)
+
+
+def _lead(model: Model) -> list[int]:
+    """What every sequence of a model begins with."""
+    bos = _codec(model).bos
+    return [] if model.layout == "packed" or bos is None else [bos]
+
+
+class _Watching:
+    """Shows a page as it fills: in its place on a terminal, a few times otherwise."""
+
+    def __init__(self, console: Console, page: Page, steps: int):
+        self.console, self.page, self.steps = console, page, steps
+        self.live = Live(console=console, refresh_per_second=12) if console.is_terminal else None
+
+    def __enter__(self) -> _Watching:
+        if self.live is not None:
+            self.live.start()
+        else:
+            self._print()
+        return self
+
+    def __exit__(self, *raised: object) -> None:
+        if self.live is not None:
+            self.live.update(self._shown())
+            self.live.stop()
+
+    def __call__(self, step: Step) -> None:
+        self.page.take(step)
+        if self.live is not None:
+            self.live.update(self._shown())
+            time.sleep(SECONDS / self.steps)
+        elif (step.number + 1) * STATIONS // self.steps > step.number * STATIONS // self.steps:
+            self._print()
+
+    def _shown(self) -> Padding:
+        return Padding(self.page.line(), (0, 0, 0, 2))
+
+    def _print(self) -> None:
+        self.console.print(f"  after {self.page.step + 1} of {self.steps} steps", style="dim", highlight=False)
+        self.console.print(self._shown())
+
+
+def _draw(console: Console, model: Model, to: Path, seed: int) -> None:
+    if model.layout != "image":
+        raise ValueError("the pictures of a tour come from a model of pictures: this is one of text")
+    labels = list(model.classes[:PICTURES]) or None
+    drawn = api.generate(model, None if labels else PICTURES, labels=labels, seed=seed, guidance=2.0 if labels else 0.0)
+    pixels = torch.stack([torch.from_numpy(np.atleast_3d(np.array(one.image))) for one in drawn])
+    pictures.grid(pixels, to, labels=labels, columns=len(drawn))
+    console.print(f"\n{to}: {len(drawn)} pictures", highlight=False, soft_wrap=True)
+
+
+def _race(models: dict[str, Model], seed: int) -> Table:
+    """How fast each model writes the same number of texts in the same number of steps, one after the other."""
+    table = Table("model", "kind", "steps", title=f"\n{RACE_TEXTS} texts at once", title_justify="left")
+    table.add_column("tokens/s", justify="right")
+    speeds = []
+    for name, model in models.items():
+        steps = None if model.kind == "causal" else min(RACE_STEPS, model.config.length - 1)
+        first = steps if model.device.type == "cuda" or steps is None else 1
+        api.generate(model, RACE_TEXTS, steps=first, seed=seed)  # folds the weights; on CUDA captures every step
+        begin = time.monotonic()
+        texts = api.generate(model, RACE_TEXTS, steps=steps, seed=seed)
+        speeds.append(sum(len(text.order) for text in texts) / (time.monotonic() - begin))
+        kind = {"partition": "PGM", "masked": "MDLM"}.get(model.kind, model.kind)
+        table.add_row(name, kind, str(1 + max(texts[0].steps)), f"{speeds[-1]:,.0f}")
+    table.caption, table.caption_justify = f"{speeds[0] / speeds[1]:.1f} times the speed", "left"
+    return table
+
+
+def _codec(model: Model) -> TextCodec:
+    if not isinstance(model.codec, TextCodec):
+        raise ValueError("a tour begins with a model of text that brings its tokenizer")
+    return model.codec

@@ -1,0 +1,205 @@
+"""The tables hold the paper's numbers, and a plan's commands are ones that can be given by hand."""
+
+from __future__ import annotations
+
+import itertools
+import re
+import shlex
+from pathlib import Path
+
+import numpy as np
+import pytest
+import typer
+from PIL import Image
+from typer.main import get_command
+
+from maskless.bench import figures
+from maskless.cli import app
+from maskless.codec.text import byte_codec
+from maskless.data.prepare import prepare
+from maskless.data.toy import write
+from maskless.recipes import RECIPES
+from maskless.reproduce.plan import PIECE, Plan, Request, plan, sort_out
+from maskless.reproduce.scale import SCALES
+from maskless.reproduce.tables import ACCURACY, PERPLEXITY, TABLES, TOKENS, Texts, table
+
+DOCUMENT = Path(__file__).parents[2] / "docs" / "reproduce.md"
+COMMANDS = get_command(app)
+PLAIN = {"--recipe", "--data", "--out", "--resume", "--accumulate"}
+
+
+@pytest.fixture(scope="module")
+def given(tmp_path_factory) -> dict[str, str]:
+    """A text and a folder of pictures, told apart."""
+    folder = tmp_path_factory.mktemp("given")
+    (folder / "my.txt").write_text("some words\n" * 50)
+    for name in ("dark", "light"):
+        (folder / "photos" / name).mkdir(parents=True)
+        for i in range(12):
+            Image.fromarray(np.full((40, 40), 10 * i, np.uint8)).save(folder / "photos" / name / f"{i}.png")
+    found = sort_out([str(folder / "photos"), str(folder / "my.txt")])
+    assert found == {"pictures": str(folder / "photos"), "text": str(folder / "my.txt")}
+    return found
+
+
+def made(name: str, scale: str, given: dict[str, str], **more) -> Plan:
+    texts = {} if scale == "paper" else {"text": given["text"]}
+    request = Request(scale=SCALES[scale], out=Path("out"), pictures=given["pictures"], codec="vq.pt", **texts, **more)
+    return plan(table(name), request)
+
+
+def test_tables_have_as_many_numbers_as_the_papers():
+    counts = {name: len(found.lines) for name, found in TABLES.items() if name.startswith("table")}
+    sizes = (7 + 5, 6 * 8, 5 * 2, 3 * 7, 21, 5 * 6 * 3, 8 * 6 * 3, 6 * 7 * 3, 6 * 7 * 3, 3 * 4)
+    assert counts == {f"table-{i}": size for i, size in enumerate(sizes, 1)}
+    assert all(line.paper is not None for name in counts for line in TABLES[name].lines)
+
+
+def test_what_stands_in_two_tables_is_the_same():
+    every = {(line.work, line.at, line.measure): line.paper for line in TABLES["table-5"].lines}
+    for line in TABLES["table-1"].lines:
+        if line.measure == PERPLEXITY:
+            assert every[line.work, None, PERPLEXITY] == line.paper == RECIPES[line.work.recipe].goals[0].value
+    lambada = {line.model: line.paper for line in TABLES["table-2"].lines if line.at == "lambada_openai"}
+    again = {line.model: line.paper for line in TABLES["table-4"].lines if line.at == "lambada_openai"}
+    assert again.items() <= lambada.items()
+    for figure, *tables in (("figure-1", "table-6", "table-9"), ("figure-4", "table-7")):
+        assert set(TABLES[figure].lines) < {line for name in tables for line in TABLES[name].lines}
+
+
+def test_speeds_are_those_of_the_benchmarks():
+    short = [line for line in TABLES["table-6"].lines if line.measure == TOKENS]
+    assert {line.paper for line in short} <= {figure.value for figure in figures.FIGURES}
+    assert next(line.paper for line in short if line.model == "PGM 8/8") == 21_120.99
+    main = {line.model: line.paper for line in TABLES["table-1"].lines if line.measure == TOKENS}
+    at_128 = {line.model: line.paper for line in short if line.at == 128}
+    assert {main[f"OWT, {model}"] for model in ("MDLM", "PGM 8/8", "PGM 6/6 1024")} <= set(at_128.values())
+
+
+@pytest.mark.parametrize("scale", SCALES)
+def test_every_command_of_every_plan_parses_and_a_name_means_one_command(scale, given):
+    words: dict[str, tuple[str, ...]] = {}
+    for name in TABLES:
+        for step in made(name, scale, given).steps.values():
+            assert words.setdefault(step.name, step.words) == step.words
+            if step.program == ("maskless",):
+                command = COMMANDS.commands[step.words[0]]
+                deeper = 2 if step.words[0] == "bench" else 1
+                command = command.commands[step.words[1]] if deeper == 2 else command
+                command.make_context(step.words[0], list(step.words[deeper:]))
+    assert len(words) > 50
+
+
+@pytest.mark.parametrize("name", TABLES)
+def test_a_step_comes_after_those_that_it_needs(name, given):
+    seen: set[str] = set()
+    for step in made(name, "small", given).steps.values():
+        assert set(step.needs) <= seen
+        seen.add(step.name)
+
+
+def test_small_steps_decide_as_many_tokens_as_the_papers(given):
+    for planned in made("table-6", "small", given).lines:
+        assert planned.at * 1024 == planned.line.at * 256
+
+
+def test_prepared_text_brings_its_own_length(given, tmp_path):
+    data = prepare([write(tmp_path / "toy.txt", 200, seed=0)], tmp_path / "data", codec=byte_codec(), length=64)
+    this = made("table-6", "small", given | {"text": str(data)})
+    assert not any(step.words[0] == "prepare" for step in this.steps.values())
+    assert {planned.at for planned in this.lines} == {2, 4, 8, 16, 32, 64}
+    assert "data (OpenWebText), length 64 (1,024), vocabulary 257 (50,257)" in this.lines[0].differs
+
+
+def test_small_runs_that_are_the_same_are_trained_once(given):
+    trained = [step for step in made("table-5", "small", given).steps if step.startswith("train-")]
+    assert len(trained) == 11 + 5  # networks after 200k steps, and after 1M
+    full = [step for step in made("table-5", "paper", given).steps if step.startswith("train-")]
+    assert len(full) == 21
+
+
+def test_what_differs_is_what_the_commands_say(given):
+    this = made("table-5", "small", given)
+    for planned in this.lines:
+        evaluated = this.steps[planned.step]
+        (trained,) = (this.steps[need] for need in evaluated.needs)
+        options = dict(itertools.pairwise(trained.words))
+        recipe = RECIPES[planned.line.work.recipe]
+        for option in ("width", "steps", "batch"):
+            old = (recipe.network | recipe.train)[option]
+            assert f"{option} {int(options['--' + option]):,} ({old:,})" in planned.differs
+        assert "my.txt" in planned.differs
+
+
+@pytest.mark.parametrize("processes", [1, 8, 16])
+def test_the_papers_runs_are_its_recipes_in_pieces_that_fit(given, processes):
+    this = made("table-5", "paper", given, processes=processes)
+    for name, (case, sequences) in this.costs.items():
+        step = this.steps[name]
+        assert step.words[0] == "train"
+        assert {word for word in step.words if word.startswith("--")} == PLAIN
+        recipe, pieces = RECIPES[step.words[2]], int(step.words[-1])
+        assert recipe.train["batch"] % (pieces * processes) == 0
+        assert recipe.train["batch"] // (pieces * processes) * recipe.length <= PIECE
+        assert sequences == recipe.train["batch"] * recipe.train["steps"]
+        assert (case.width, case.length) == (recipe.network["width"], recipe.length)
+        assert (step.command[0] == "torchrun") == (processes > 1)
+    assert not any(planned.differs for planned in this.lines)
+
+
+def test_rows_that_cannot_be_say_why(given):
+    bf16 = [planned for planned in made("table-7", "small", given).lines if "BF16" in planned.line.model]
+    assert len(bf16) == 4 * 6 * 3
+    assert all(planned.step is None and "float32 only" in planned.why_not for planned in bf16)
+    long = [planned for planned in made("table-10", "small", given).lines if planned.why_not]
+    assert {planned.line.at for planned in long} == {1024, 4096}
+    half = plan(table("figure-1"), Request(scale=SCALES["small"], out=Path("out"), text=given["text"]))
+    for planned in half.lines:
+        assert (
+            (planned.step is None) == ("no pictures" in planned.why_not) == (not isinstance(planned.line.work, Texts))
+        )
+
+
+@pytest.mark.parametrize(
+    ("name", "scale", "says"),
+    [
+        ("table-5", "small", "no text: expected --data FILE (text) or DIR (prepared)"),
+        ("table-9", "small", "no pictures: expected --data DIR"),
+        ("table-11", "small", "unknown table 'table-11': expected one of table-1, "),
+        ("figure-2", "small", "figure-2 is a drawing (masked against partition models)"),
+    ],
+)
+def test_what_is_missing_is_one_line(name, scale, says):
+    with pytest.raises(ValueError, match=re.escape(says)):
+        plan(table(name), Request(scale=SCALES[scale], out=Path("out")))
+
+
+def test_the_paper_needs_its_codec(given):
+    with pytest.raises(ValueError, match=r"no codec: expected --codec FILE, the released vq_ds8_c2i.pt"):
+        plan(table("table-8"), Request(scale=SCALES["paper"], out=Path("out"), pictures=given["pictures"]))
+
+
+def test_two_texts_are_refused(given):
+    with pytest.raises(ValueError, match="are both text: expected one of a kind"):
+        sort_out([given["text"], given["text"]])
+
+
+def test_tasks_are_those_that_the_harness_is_told():
+    harness = pytest.importorskip("maskless.evaluate.harness")
+    asked = {line.at for found in TABLES.values() for line in found.lines if line.measure == ACCURACY}
+    assert asked == set(harness.PAPER.split(","))
+
+
+def test_the_commands_of_the_document_parse():
+    lines = re.findall(r"^maskless .*$", DOCUMENT.read_text(), re.MULTILINE)
+    assert len(lines) >= 5
+    for line in lines:
+        name, *rest = shlex.split(line, comments=True)[1:]
+        try:
+            COMMANDS.commands[name].make_context(name, rest)
+        except typer.BadParameter.__mro__[2] as error:
+            pytest.fail(f"{line}: {error}")
+
+
+def test_the_document_names_every_table():
+    assert set(TABLES) <= set(re.findall(r"`((?:table|figure)-\d+)`", DOCUMENT.read_text()))
