@@ -1,5 +1,6 @@
 # make run    set up, then train a small PGM and an MDLM on a toy language and compare them (about three minutes)
-# make test   set up, then lint, type-check and test (about seven minutes)
+# make test   set up, then lint, type-check and test (about five minutes)
+# make docs   set up, then build the documentation as a site in build/site
 PYTHON ?= python3
 BIN := .venv/bin
 
@@ -10,11 +11,15 @@ test: .venv/ready
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
-	$(BIN)/python -m pytest
+	$(BIN)/python -m pytest -n auto --maxprocesses 8 --dist worksteal
 
 format: .venv/ready
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
+
+docs: .venv/ready
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
+	@echo "open build/site/index.html; with the search: $(PYTHON) -m http.server -d build/site"
 
 .venv/ready: pyproject.toml constraints.txt
 	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "maskless needs Python 3.11 or newer, this is " + sys.version)'
@@ -28,4 +33,4 @@ format: .venv/ready
 clean:
 	rm -rf .venv build dist .pytest_cache .mypy_cache .ruff_cache
 
-.PHONY: run test format clean
+.PHONY: run test format docs clean

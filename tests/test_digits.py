@@ -1,6 +1,7 @@
 """Pictures from end to end, without a codec's network: a PGM learns to draw digits that a classifier recognises."""
 
 import dataclasses
+import os
 
 import numpy as np
 import pytest
@@ -57,7 +58,7 @@ def levels(pictures) -> np.ndarray:
 
 @pytest.fixture(scope="module")
 def artist(digits, tmp_path_factory):
-    torch.set_num_threads(2)
+    torch.set_num_threads(1 if "PYTEST_XDIST_WORKER" in os.environ else 2)
     try:
         yield trained(tmp_path_factory.mktemp("run") / "pgm", digits, "pgm", 600)
     finally:

@@ -5,8 +5,11 @@ from __future__ import annotations
 import importlib
 import importlib.util
 import itertools
+import os
 import re
 import shlex
+import subprocess
+import sys
 import textwrap
 from collections.abc import Iterator
 from pathlib import Path
@@ -15,8 +18,10 @@ from typing import Any
 import pytest
 import torch
 import typer
+from markdown.extensions.toc import slugify
 from typer.main import get_command
 
+import maskless
 from maskless.checkpoint import Model
 from maskless.cli import app
 from maskless.codec.text import byte_codec
@@ -26,8 +31,9 @@ from maskless.recipes import RECIPES
 ROOT = Path(__file__).parents[1]
 SOURCE = ROOT / "src" / "maskless"
 README, MAP = ROOT / "README.md", ROOT / "docs" / "paper-map.md"
-PAGES = [ROOT / "docs" / name for name in ("pictures.md", "distillation.md", "serve.md")]
-DOCUMENTS = [README, MAP, ROOT / "CONTRIBUTING.md", *PAGES]
+PAGES = sorted((ROOT / "docs").glob("*.md"))
+DOCUMENTS = [README, ROOT / "CONTRIBUTING.md", *PAGES]
+RUN = ["quickstart.md", "text.md", "how-it-works.md"]  # pages whose Python needs nothing but runs/my and my.txt
 COMMANDS: dict[str, Any] = get_command(app).commands
 USAGE_ERROR: Any = typer.BadParameter.__base__  # typer has no public name for it
 
@@ -205,6 +211,94 @@ def test_the_python_in_the_readme_runs(with_a_run):
     namespace: dict[str, Any] = {"__name__": "readme"}
     for line, block in found:
         exec(compile("\n" * line + block, str(README), "exec"), namespace)
+
+
+@pytest.mark.parametrize("name", RUN)
+def test_the_python_in_the_pages_runs(with_a_run, name):
+    Path("my.txt").write_text("The cat sat on the mat, and the dog lay in the sun all day long.\n" * 200)
+    page = ROOT / "docs" / name
+    namespace: dict[str, Any] = {"__name__": "page"}
+    found = list(blocks(page, "python"))
+    assert found
+    for line, block in found:
+        exec(compile("\n" * line + block.replace('"steps": 200', '"steps": 2'), str(page), "exec"), namespace)
+
+
+def links(text: str) -> list[str]:
+    """Where the links and pictures of a document lead, those to other servers and in fenced blocks left out."""
+    prose = re.sub(r"^ *```.*?^ *```$", "", text, flags=re.MULTILINE | re.DOTALL)
+    found = re.findall(r"\]\(([^)\s]+)\)", re.sub(r"`[^`\n]*`", "", prose))
+    return [link for link in found if not re.match(r"[a-z]+:", link)]
+
+
+def anchors(text: str) -> set[str]:
+    """The names of a document's headings, as links call them."""
+    prose = re.sub(r"^ *```.*?^ *```$", "", text, flags=re.MULTILINE | re.DOTALL)
+    return {slugify(heading.replace("`", ""), "-") for heading in re.findall(r"^#+ (.+)$", prose, re.MULTILINE)}
+
+
+def broken(path: Path, link: str) -> bool:
+    """Whether a link of a document leads nowhere."""
+    name, _, anchor = link.partition("#")
+    target = path.parent / name if name else path
+    return not target.exists() or bool(anchor and anchor not in anchors(text_of(target)))
+
+
+@pytest.mark.parametrize("path", DOCUMENTS, ids=[path.name for path in DOCUMENTS])
+def test_links_inside_the_documents_lead_somewhere(path):
+    assert [link for link in links(text_of(path)) if broken(path, link)] == []
+
+
+def test_a_broken_link_is_noticed():
+    text = "# One: two `three`\n[a](b.md) ![c](img/d.png#e) `[f](g)` [h](https://i) [j](#k)\n```sh\n[l](m)\n# n\n```\n"
+    assert links(text) == ["b.md", "img/d.png#e", "#k"]
+    assert anchors(text) == {"one-two-three"}
+    page = ROOT / "docs" / "speed.md"
+    assert not broken(page, "results.md#speed")
+    assert not broken(page, "#training")
+    assert broken(page, "nothing.md")
+    assert broken(page, "results.md#nothing")
+    assert broken(page, "#nothing")
+
+
+def test_the_quickstart_lists_the_examples_and_runs_only_those():
+    page = ROOT / "docs" / "quickstart.md"
+    there = {path.name for path in (ROOT / "examples").iterdir() if path.suffix in (".py", ".ipynb")}
+    assert there == {name for name in quoted(page) if re.fullmatch(r"\w+\.(?:py|ipynb)", name)}
+    assert set(re.findall(r"^python examples/(\S+)", text_of(page), re.MULTILINE)) <= there
+
+
+@pytest.fixture(scope="module")
+def site(tmp_path_factory) -> Path:
+    """The documentation as a site; a warning of mkdocs is an error."""
+    folder = tmp_path_factory.mktemp("site")
+    command = [sys.executable, "-m", "mkdocs", "build", "--strict", "--quiet", "--site-dir", str(folder)]
+    built = subprocess.run(command, cwd=ROOT, env=os.environ | {"NO_MKDOCS_2_WARNING": "1"}, stderr=subprocess.PIPE)
+    assert built.returncode == 0, built.stderr.decode()
+    return folder
+
+
+def test_the_site_needs_no_other_server(site):
+    pages = list(site.glob("*.html"))
+    assert len(pages) > len(PAGES)  # and one for what is not found
+    for page in pages:
+        loaded = re.findall(r"<(?:script|img|source|iframe)[^>]* src=\"?([^\s\">]+)", page.read_text())
+        loaded += re.findall(r"<link[^>]* rel=\"?(?:stylesheet|icon|preconnect)[^>]*>", page.read_text())
+        assert [one for one in loaded if "//" in one] == [], page.name
+
+
+def test_every_page_is_in_the_navigation_of_the_site(site):
+    start = (site / "index.html").read_text()
+    assert [page.stem for page in PAGES if f'href="{page.stem}.html"' not in start] == []
+
+
+def test_the_reference_has_every_public_name_with_its_fields(site):
+    shown = (site / "reference.html").read_text()
+    for name in set(maskless.__all__) - {"__version__"}:
+        assert f"maskless.{name}" in shown
+    assert "always the most likely token" in shown  # a comment behind a field of How
+    assert "<math" in (site / "paper-map.html").read_text()
+    assert "$" not in re.sub(r"<code>.*?</code>", "", (site / "how-it-works.html").read_text(), flags=re.DOTALL)
 
 
 def test_the_run_of_the_readme_is_a_model(with_a_run):

@@ -1,0 +1,72 @@
+"""Inpaint: draw a part of a picture anew, in several ways, side by side in one PNG.
+
+python examples/inpaint.py runs/photos cat.png --box 16,0,48,32 --label cat --out ways.png
+
+Without a picture the model draws one of the label first.
+"""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+
+import numpy as np
+import torch
+from PIL import Image, ImageOps
+
+import maskless
+from maskless import pictures
+from maskless.codec.vq import ImageCodec
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description="Draw a part of a picture anew with a model of pictures.")
+    parser.add_argument("model", help="a run or model folder of pictures: docs/pictures.md says how to make one")
+    parser.add_argument("picture", nargs="?", type=Path, help="a picture; its middle is brought to the model's size")
+    parser.add_argument("--box", help="LEFT,TOP,RIGHT,BOTTOM in pixels of the model's size: what is drawn (middle)")
+    parser.add_argument("--label", help="its class, by name")
+    parser.add_argument("--ways", type=int, default=4, help="how many (4)")
+    parser.add_argument("--guidance", type=float, default=0.0, help="how far to go beyond the class's own logits (0)")
+    parser.add_argument("--out", type=Path, default=Path("ways.png"), help="the PNG to write (ways.png)")
+    given = parser.parse_args()
+    try:
+        model = maskless.load(given.model)
+        if not isinstance(model.codec, ImageCodec):
+            raise ValueError(f"{given.model} has no codec: expected a model of pictures")
+        width, height = (cells * model.codec.factor for cells in reversed(model.config.grid))
+        before = drawn(model, given.label) if given.picture is None else Image.open(given.picture)
+        before = ImageOps.fit(before.convert("L" if model.codec.channels == 1 else "RGB"), (width, height))
+        known = outside(given.box, width, height)
+        how = {"known": known, "label": given.label, "guidance": given.guidance}
+        after = [maskless.fill(model, before, seed=seed, **how).image for seed in range(given.ways)]
+        sheet = torch.from_numpy(np.stack([np.asarray(image.convert("RGB")) for image in (before, *after)]))
+        names = ["before", *(f"way {i + 1}" for i in range(given.ways))]
+        pictures.grid(sheet, given.out, labels=names, columns=len(names))
+        print(f"{given.out}: the picture, and {given.ways} ways to draw {int((~known).sum())} pixels of it anew")
+    except (ValueError, OSError) as error:
+        parser.error(str(error))
+
+
+def drawn(model: maskless.Model, label: str | None) -> Image.Image:
+    """A picture of the label, or of the first class."""
+    (picture,) = maskless.generate(model, **({"n": 1} if label is None else {"labels": [label]}))
+    return picture.image
+
+
+def outside(box: str | None, width: int, height: int) -> np.ndarray:
+    """Which pixels stay: those outside the box.  -> (height, width) bool"""
+    if box is None:
+        box = f"{width // 4},{height // 4},{width - width // 4},{height - height // 4}"
+    try:
+        left, top, right, bottom = (int(number) for number in box.split(","))
+    except ValueError:
+        raise ValueError(f"box {box!r}: expected LEFT,TOP,RIGHT,BOTTOM") from None
+    if not (0 <= left < right <= width and 0 <= top < bottom <= height):
+        raise ValueError(f"box {box!r} does not lie in a picture of {width} x {height} pixels")
+    known = np.ones((height, width), dtype=bool)
+    known[top:bottom, left:right] = False
+    return known
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,56 @@
+"""Paraphrase by resampling: keep every n-th word, draw the rest anew around them, and again with other words.
+
+python examples/paraphrase.py runs/my "It was a bright cold day in April." --keep 3 --rounds 4
+
+A left-to-right model cannot do this: the words that stay are on both sides of those that are drawn. With --keep 2 the
+text changes slowly, with larger numbers it soon goes its own way.
+"""
+
+from __future__ import annotations
+
+import argparse
+import re
+
+import maskless
+from maskless.codec.text import TextCodec
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description="Paraphrase a text with a model of text.")
+    parser.add_argument("model", help="a run or model folder: `maskless train --text my.txt --out runs/my` makes one")
+    parser.add_argument("text", help="what to begin with")
+    parser.add_argument("--keep", type=int, default=3, help="every n-th word stays, others in each round (3)")
+    parser.add_argument("--rounds", type=int, default=4, help="how often (4)")
+    parser.add_argument("--top-p", type=float, default=0.9, help="draw from the nucleus of this probability (0.9)")
+    given = parser.parse_args()
+    try:
+        if given.keep < 2:
+            raise ValueError(f"keep {given.keep} is out of range: expected 2 or more, so that something is drawn")
+        model = maskless.load(given.model)
+        if not isinstance(model.codec, TextCodec):
+            raise ValueError(f"{given.model} has no tokenizer: expected a model of text")
+        text = given.text
+        print(text)
+        for number in range(given.rounds):
+            gaps = template(model.codec, text, given.keep, first=number % given.keep)
+            text = maskless.fill(model, gaps, seed=number, top_p=given.top_p).strip()
+            print(f"{gaps}\n{text}")
+    except ValueError as error:
+        parser.error(str(error))
+
+
+def template(codec: TextCodec, text: str, keep: int, first: int) -> str:
+    """The text with gaps in place of all words but every n-th, each as long as what it replaces."""
+    parts, gap = [], 0  # gap: tokens that are waiting to become one
+    for number, word in enumerate(text.split()):
+        if number % keep != first:
+            gap += len(codec.encode(f" {word}"))
+            continue
+        literal = re.sub(r"\[(\d+)\]", r"\\[\1]", word)  # a word that looks like a gap stays a word
+        parts += [f"[{gap}]", literal] if gap else [literal]
+        gap = 0
+    return " ".join([*parts, f"[{gap}]"] if gap else parts)
+
+
+if __name__ == "__main__":
+    main()
