@@ -19,6 +19,7 @@ from maskless.checkpoint import Model
 from maskless.codec.text import byte_codec
 from maskless.codec.vq import VQ, VQConfig
 from maskless.nn.partition import PartitionConfig, PartitionTransformer
+from maskless.problems import dense
 
 ROOT = Path(__file__).parents[1]
 KINDS = ["position", "ordered", "masked", "causal"]
@@ -73,6 +74,25 @@ def test_a_condensed_model_is_the_same_function_with_fewer_parameters(tiny, kind
     assert counts[0] < 0.9 * counts[1]
 
 
+def test_of_the_condition_of_classes_one_entry_for_each_is_enough():
+    torch.manual_seed(0)
+    sizes = {"vocab": 11, "length": 17, "width": 16, "heads": 2, "encoder": 1, "decoder": 1, "condition": 8}
+    network = PartitionTransformer(PartitionConfig(**sizes, classes=2, grid=(4, 4), never=9)).eval()
+    with torch.no_grad():
+        for parameter in network.parameters():
+            parameter += 0.3 * torch.randn_like(parameter)
+    small = ship.condensed(Model(network, None, "image", ("cat", "dog"))).network
+    problems = dense(
+        torch.zeros(3, 2, dtype=torch.long), torch.arange(2).expand(3, 2), torch.full((3, 4), 5), None, None
+    )
+    labels = torch.tensor([0, 1, 2])  # the last stands for a label that was dropped
+    with torch.no_grad():
+        before, after = (each(problems.labelled(labels)) for each in (network, small))
+    torch.testing.assert_close(after, before, atol=1e-5, rtol=0)
+    assert not torch.allclose(before[:4], before[4:8], atol=0.1)
+    assert small.config.condition == 3
+
+
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_run_is_shipped_and_loads_by_its_name(run, kind, models):
     folder, model = run(kind)
@@ -96,9 +116,9 @@ def test_a_model_of_pictures_is_shipped_with_its_codec_in_half_precision(run, mo
     shutil.rmtree(folder / "model")
     Model(network.eval(), codec.eval(), "image", ("cat", "dog")).save_pretrained(folder / "model")
     made = ship.ship(folder, "tiny", words=WORDS)
-    assert made.parameters == sum(p.numel() for each in (network, codec) for p in each.parameters())
-    assert load_file(models / "tiny" / "codec" / "model.safetensors")["quantize.embedding.weight"].dtype == torch.half
     again = maskless.load("tiny", device="cpu")
+    assert made.parameters == sum(p.numel() for each in (again.network, codec) for p in each.parameters())
+    assert load_file(models / "tiny" / "codec" / "model.safetensors")["quantize.embedding.weight"].dtype == torch.half
     tokens = torch.arange(16).view(1, 4, 4) % 9
     torch.testing.assert_close(again.codec.decode(tokens), codec.decode(tokens), atol=0.02, rtol=0)
     assert maskless.generate(again, labels=["dog"], seed=0)[0].label == "dog"

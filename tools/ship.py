@@ -2,8 +2,9 @@
 
     python tools/ship.py runs/stories stories --about "Writes little stories." --data "Stories sampled from ..."
 
-The modulations of a model of text are constants, so the small network that makes them is left out: the same function
-with a fifth fewer parameters. A card that is there already keeps its words, and only its table of the run is new.
+The modulations of a model of text are constants, and those of pictures as many as classes. So the condition that makes
+them is written down as such: the same function with a fifth fewer parameters. A card that is there already keeps its
+words, and only its table of the run is new.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ from torch import Tensor, nn
 from maskless import api, shipped
 from maskless.checkpoint import NETWORKS, Model, digest
 from maskless.files import put_folder, write_aside
-from maskless.nn.blocks import ConstantCondition, Modulation, linear_row
+from maskless.nn.blocks import ClassCondition, ConstantCondition, Modulation, linear_row
 from maskless.problems import dense
 from maskless.train.report import read_metrics
 
@@ -53,16 +54,24 @@ model = maskless.load("{name}")
 
 @torch.no_grad()
 def condensed(model: Model) -> Model:
-    """The same function with a condition of width 1: what the modulations are is in their biases."""
+    """The same function with a smaller condition: a constant goes into the biases, each class has an entry."""
     network = model.network
-    if not isinstance(getattr(network, "condition", None), ConstantCondition):
-        return model  # classes drive the modulations of pictures
-    smaller: nn.Module = NETWORKS[model.kind][1](dataclasses.replace(model.config, condition=1))
+    condition = getattr(network, "condition", None)
+    if isinstance(condition, ConstantCondition):
+        width, rows = 1, torch.zeros(1, model.config.condition)
+    elif isinstance(condition, ClassCondition) and len(condition.weight) < model.config.condition:
+        width, rows = len(condition.weight), condition.weight
+    else:
+        return model
+    smaller: nn.Module = NETWORKS[model.kind][1](dataclasses.replace(model.config, condition=width))
     state = {name: value for name, value in network.state_dict().items() if not name.startswith("condition.")}
     for name, module in network.named_modules():
         if isinstance(module, Modulation):
-            state[f"{name}.linear.bias"] = linear_row(network.condition(), module.linear)[0]
-            state[f"{name}.linear.weight"] = torch.zeros(len(module.linear.bias), 1)
+            state[f"{name}.linear.weight"] = module.linear.weight @ rows.T
+            if isinstance(condition, ConstantCondition):
+                state[f"{name}.linear.bias"] = linear_row(condition(), module.linear)[0]
+    if isinstance(condition, ClassCondition):
+        state["condition.weight"] = torch.eye(width)
     state |= {name: torch.zeros_like(value) for name, value in smaller.state_dict().items() if name not in state}
     smaller.load_state_dict(state)
     return Model(smaller, model.codec, model.layout, model.classes).eval()

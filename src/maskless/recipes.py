@@ -273,6 +273,7 @@ def _pictures() -> list[Recipe]:
             ("pgm", "pgm", {}),
             ("pgm-ordered", "pgm", {"context": "ordered"}),
             ("maskgit", "maskgit", {}),
+            ("small", "pgm", {"context": "ordered", "width": 256, "layers": 8}),  # to be shipped
         ):
             recipes.append(
                 Recipe(
