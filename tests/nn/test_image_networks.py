@@ -5,6 +5,8 @@ from __future__ import annotations
 import dataclasses
 import itertools
 import json
+import os
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -226,6 +228,62 @@ def test_rows_of_problems_are_spread_over_their_tokens(lengths):
     (grad,) = torch.autograd.grad(out.sum(), rows)
     assert grad[:, 0].tolist() == lengths
     assert spread(rows[:1], Offsets.from_lengths(torch.tensor(lengths))).shape == (1, 4)
+
+
+def sum_segments(x: Tensor, bounds: Tensor) -> Tensor:
+    """In place of the kernel that only a GPU has."""
+    return torch.stack([x[begin:end].float().sum(0).to(x.dtype) for begin, end in itertools.pairwise(bounds.tolist())])
+
+
+def test_the_gradient_of_spread_rows_is_the_sum_over_each_segment(monkeypatch):
+    monkeypatch.setattr(blocks, "KERNELS", SimpleNamespace(sum_segments=sum_segments))
+    offsets, weight = Offsets.from_lengths(torch.tensor([1, 0, 4])), torch.randn(5, 4)
+    rows = torch.randn(3, 4, requires_grad=True)
+    both = blocks._Spread.apply(rows, offsets.owner, offsets.bounds), spread(rows, offsets)
+    assert torch.equal(*both)
+    mine, theirs = (torch.autograd.grad((out * weight).sum(), rows)[0] for out in both)
+    torch.testing.assert_close(mine, theirs)
+    assert (mine[1] == 0).all()
+
+
+def kernel_sums_segments(device: torch.device, dtype: torch.dtype, width: int) -> None:
+    cuda = pytest.importorskip("maskless.nn.cuda")
+    bounds = torch.tensor([0, 1, 1, 40, 300], dtype=torch.int32)
+    x = torch.randn(300, width, generator=torch.Generator().manual_seed(0)).to(dtype)
+    found = cuda.sum_segments(x.to(device), bounds.to(device)).cpu()
+    torch.testing.assert_close(
+        found, sum_segments(x, bounds), rtol=1e-2 if dtype == torch.bfloat16 else 1e-5, atol=1e-4
+    )
+
+
+@pytest.mark.skipif("TRITON_INTERPRET" not in os.environ, reason="set TRITON_INTERPRET=1 where Triton is installed")
+@pytest.mark.parametrize("width", [24, 300])
+def test_the_kernel_interpreted_sums_segments(width):
+    kernel_sums_segments(torch.device("cpu"), torch.float32, width)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("width", [24, 300, 2304])
+def test_the_kernel_sums_segments(dtype, width):
+    kernel_sums_segments(torch.device("cuda"), dtype, width)
+
+
+@pytest.mark.gpu
+def test_on_a_gpu_compiled_layers_give_the_gradients_of_plain_ones():
+    """In float32, so that both kinds of attention, sums and fusions must agree."""
+    problems, _ = partition(*batch([4, 6]), given=1)
+    problems = problems.to("cuda")
+    gradients = []
+    for compiled in (True, False):
+        network = make().cuda()
+        if compiled:
+            for block in [*network.encoder, *network.decoder]:
+                block.compile(fullgraph=True)
+        network(problems).logsumexp(-1).sum().backward()
+        gradients.append([p.grad for p in network.parameters()])
+    for mine, theirs in zip(*gradients, strict=True):
+        torch.testing.assert_close(mine, theirs, rtol=1e-3, atol=1e-4)
 
 
 def test_a_layer_compiles_to_one_graph_whatever_the_split(monkeypatch):

@@ -12,12 +12,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from maskless.nn.attention import attention, rotate
+from maskless.nn.attention import KERNELS, attention, rotate
 from maskless.problems import Offsets
 
 Weights = tuple[Tensor, Tensor | None]
@@ -117,7 +118,22 @@ def spread(rows: Tensor, offsets: Offsets) -> Tensor:
         return rows
     if offsets.equal:  # the gradient is then a plain sum
         return rows[:, None].expand(-1, offsets.longest, -1).flatten(0, 1)
+    if rows.is_cuda and KERNELS is not None:
+        return _Spread.apply(rows, offsets.owner, offsets.bounds)
     return rows.index_select(0, offsets.owner)
+
+
+class _Spread(torch.autograd.Function):
+    """Rows by index. torch's gradient would add up the tokens of a problem in bfloat16, by atomic sums."""
+
+    @staticmethod
+    def forward(ctx: Any, rows: Tensor, owner: Tensor, bounds: Tensor) -> Tensor:
+        ctx.save_for_backward(bounds)
+        return rows.index_select(0, owner)
+
+    @staticmethod
+    def backward(ctx: Any, g: Tensor) -> tuple[Tensor | None, ...]:
+        return KERNELS.sum_segments(g, *ctx.saved_tensors), None, None
 
 
 def gelu(x: Tensor) -> Tensor:
@@ -193,8 +209,7 @@ class Modulation(nn.Module):
 
     def forward(self, condition: Tensor, offsets: Offsets | None = None) -> tuple[Tensor, ...]:
         rows = linear_row(condition, self.linear) if len(condition) == 1 else self.linear(condition)
-        parts = rows.chunk(self.parts, -1)
-        return parts if offsets is None else tuple(spread(part, offsets) for part in parts)
+        return (rows if offsets is None else spread(rows, offsets)).chunk(self.parts, -1)
 
 
 class MLP(nn.Module):

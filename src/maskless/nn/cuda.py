@@ -17,6 +17,7 @@ from torch import Tensor, float32
 
 BLOCK, WARPS, STAGES = 2048, 4, 3  # of the costs: ids that a program takes at a time, its warps, and loads under way
 LN2 = tl.constexpr(math.log(2))
+ROWS, COLUMNS = 16, 256  # that a program sums at a time
 TILE = 64  # queries or keys of attention: the best of six measured there, for each of its kernels
 
 
@@ -72,6 +73,33 @@ def _load(x, begin, V: tl.constexpr, NEVER: tl.constexpr, P: tl.constexpr, BLOCK
     ids = begin + tl.arange(0, BLOCK)
     y = tl.load(x + ids, mask=ids < P, other=0.0).to(tl.float32) / LN2
     return tl.where((ids < V) & (ids != NEVER), y, float("-inf"))
+
+
+@torch.library.custom_op("maskless::sum_segments", mutates_args=())
+def sum_segments(x: Tensor, bounds: Tensor) -> Tensor:
+    """The sum of the rows of each segment, in float32 and always in the same order.  (T, E), (S+1,) -> (S, E)"""
+    x, (S, E) = x.contiguous(), (len(bounds) - 1, x.shape[1])
+    out = x.new_empty(S, E)
+    _sums[(S, triton.cdiv(E, COLUMNS))](x, bounds, out, E, ROWS, COLUMNS, num_warps=4)
+    return out
+
+
+@sum_segments.register_fake
+def _(x: Tensor, bounds: Tensor) -> Tensor:
+    return x.new_empty(len(bounds) - 1, x.shape[1])
+
+
+@triton.jit
+def _sums(x, bounds, out, E: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr):
+    segment = tl.program_id(0).to(tl.int64)
+    columns = tl.program_id(1) * COLUMNS + tl.arange(0, COLUMNS)
+    begin, end = tl.load(bounds + segment), tl.load(bounds + segment + 1)
+    total = tl.zeros((ROWS, COLUMNS), tl.float32)
+    for first in range(begin, end, ROWS):
+        rows = first + tl.arange(0, ROWS)
+        real = (rows < end)[:, None] & (columns < E)[None, :]
+        total += tl.load(x + rows.to(tl.int64)[:, None] * E + columns[None, :], mask=real, other=0.0).to(tl.float32)
+    tl.store(out + segment * E + columns, tl.sum(total, 0), mask=columns < E)
 
 
 @torch.library.custom_op("maskless::attend_segments", mutates_args=())
