@@ -95,7 +95,7 @@ PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
 CORE = importable(PROJECT["dependencies"])
 EXTRAS = importable([line for lines in PROJECT["optional-dependencies"].values() for line in lines])
 WEB = importable(PROJECT["optional-dependencies"]["web"])  # what the room `serve` is built from; only commands enter it
-BUNDLED = {"triton"}  # comes with torch's builds for CUDA; for modules named cuda.py alone
+BUNDLED = {"triton"}  # comes with torch's builds for CUDA; for modules and packages named cuda alone
 
 
 def test_every_module_is_on_the_plan_and_every_room_is_built():
@@ -125,11 +125,17 @@ def test_the_ground_floor_needs_torch_and_the_standard_library_only(room):
 @each_module
 def test_modules_load_with_the_core_dependencies_alone(path):
     needed = third_party(imports(path, inside_functions=False)) - CORE - (WEB if room_of(path) == "serve" else set())
-    assert needed - (BUNDLED if path.name == "cuda.py" else set()) == set()
+    assert needed - (BUNDLED if holds_kernels(path) else set()) == set()
+
+
+def holds_kernels(path: Path) -> bool:
+    return "cuda" in (path.stem, path.parent.name)
 
 
 @each_module
 def test_kernels_are_loaded_only_where_they_run(path):
+    if holds_kernels(path):
+        return
     assert [name for name in imports(path, inside_functions=False) if re.match(r"maskless\..*\bcuda\b", name)] == []
 
 

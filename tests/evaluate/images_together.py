@@ -15,7 +15,7 @@ from maskless.evaluate.sweep import sweep
 if __name__ == "__main__":
     folder, rank = Path(sys.argv[1]), PartialState(cpu=True).process_index
     torch.set_num_threads(1)
-    mine = pictures(50)[:35].split(10) if rank == 0 else pictures(50)[35:].split(15)
+    mine = pictures(51)[rank::2].split(10 + 5 * rank)
     seen = look(mine, TOY, keep=True)
     real, sampled = look([pictures(40, 1)] if rank else [], TOY), []
 
@@ -27,7 +27,7 @@ if __name__ == "__main__":
     sampled.clear()
     points = [first, *sweep(sample, [0.0, 1.0, 2.0], TOY, real, folder / "sweep.json")]
     statistics = {"n": seen.statistics.n, "scatter": seen.statistics.scatter}
-    fids = [point.quality.fid for point in points]
-    found = {**statistics, "logits": seen.logits, "features": seen.features, "fids": fids, "sampled": sampled}
+    figures = [(point.quality.fid, point.quality.inception_score) for point in points]
+    found = {**statistics, "logits": seen.logits, "features": seen.features, "figures": figures, "sampled": sampled}
     torch.save(found, folder / f"{rank}.pt")
     torch.distributed.destroy_process_group()  # its threads would sometimes abort the process at its end

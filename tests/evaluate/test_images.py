@@ -27,9 +27,9 @@ from maskless.evaluate.images import (
     need_logits,
     precision_recall,
     quality,
-    remembered,
 )
 from maskless.evaluate.inception import Features
+from maskless.evaluate.sweep import sweep
 
 D = 6
 
@@ -290,24 +290,8 @@ def test_a_quality_names_its_network_and_its_sizes():
         quality(Seen(dataclasses.replace(made.statistics, network="1" * 64)), real, TOY)
 
 
-def test_statistics_are_remembered(tmp_path):
-    path, calls = tmp_path / "real.npz", []
-
-    def batches():
-        calls.append(1)
-        return pictures(30).split(10)
-
-    first, again = (remembered(path, batches, TOY).statistics for _ in range(2))
-    assert len(calls) == 1
-    assert again.scatter.equal(first.scatter)
-    with pytest.raises(
-        ValueError, match=r"real.npz holds statistics of the network sha256 0000.*: expected sha256 2222"
-    ):
-        remembered(path, batches, dataclasses.replace(TOY, sha256="2" * 64))
-
-
 def test_two_processes_see_what_one_sees(tmp_path):
-    """Shares that differ in size, one of them with another number of batches; and a sweep in two processes."""
+    """Shares that differ in size and in their number of batches; and a sweep in two processes."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = str(probe.getsockname()[1])
@@ -316,13 +300,19 @@ def test_two_processes_see_what_one_sees(tmp_path):
     ranks = [{"RANK": str(rank), "LOCAL_RANK": str(rank)} for rank in range(2)]
     started = [subprocess.Popen(command, env=os.environ | common | rank) for rank in ranks]
     assert [process.wait(120) for process in started] == [0, 0]
-    one = look([pictures(50)], TOY, keep=True)
+    one, real = look([pictures(51)], TOY, keep=True), look([pictures(40, 1)], TOY)
+    alone = sweep(
+        lambda guidance: [pictures(50, int(guidance))], [1.0, 0.0, 1.0, 2.0], TOY, real, tmp_path / "one.json"
+    )
+    figures = {point.guidance: (point.quality.fid, point.quality.inception_score) for point in alone}
     for rank in range(2):
         found = torch.load(tmp_path / f"{rank}.pt", weights_only=True)
-        assert found["n"] == 50
+        assert found["n"] == 51
         torch.testing.assert_close(found["scatter"], one.statistics.scatter, rtol=1e-11, atol=1e-11)
         assert found["logits"].equal(one.logits)
         assert found["features"].equal(one.features)
-        assert found["fids"] == torch.load(tmp_path / "0.pt", weights_only=True)["fids"]
+        for (distance, score), guidance in zip(found["figures"], (1.0, 0.0, 1.0, 2.0), strict=True):
+            assert distance == pytest.approx(figures[guidance][0], rel=1e-9)
+            assert score == pytest.approx(figures[guidance][1], rel=1e-9)
         assert found["sampled"] == [0.0, 2.0]  # 1.0 was there already
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["0.pt", "1.pt", "sweep.json"]
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["0.pt", "1.pt", "one.json", "sweep.json"]

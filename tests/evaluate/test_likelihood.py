@@ -18,7 +18,7 @@ from maskless.codec.text import TextCodec
 from maskless.data.prepare import prepare
 from maskless.data.tokens import Prepared, TokenRows, open_tokens
 from maskless.data.toy import write
-from maskless.evaluate.likelihood import Likelihood, likelihood
+from maskless.evaluate.likelihood import Likelihood, likelihood, summary
 from maskless.problems import Problems, dense
 from maskless.train.loop import TrainConfig
 from maskless.train.plan import network_config
@@ -204,6 +204,12 @@ def test_more_splits_of_each_sequence_narrow_the_noise(rows, trained):
 
 
 # Numbers
+
+
+def test_one_sequence_has_no_standard_error():
+    found = summary(torch.tensor([6.0]).double(), torch.tensor([3.0]).double())
+    assert (found.nats, found.tokens) == (2.0, 3)
+    assert math.isnan(found.error)
 
 
 def test_perplexity_bits_and_errors_follow_from_nats():

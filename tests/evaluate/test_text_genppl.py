@@ -14,10 +14,12 @@ import pytest
 import torch
 
 from maskless.checkpoint import Model
-from maskless.codec.text import byte_codec
+from maskless.codec.text import TextCodec, byte_codec
 from maskless.evaluate import genppl
-from maskless.evaluate.genppl import Mean, quality, sweep
+from maskless.evaluate.corpora import corpus
+from maskless.evaluate.genppl import Mean, Sample, quality, sample_of, sweep
 from maskless.evaluate.judge import Judge, judge
+from maskless.evaluate.likelihood import likelihood
 from maskless.evaluate.orders import drawing, unknown
 from maskless.evaluate.variety import distinct, entropy, longest_repeat
 
@@ -102,13 +104,13 @@ def test_the_cost_of_a_row_is_the_loss_of_transformers(judged):
             with torch.no_grad():
                 expected = judged.network(input_ids=ids, labels=ids).loss
             assert nats / count == pytest.approx(float(expected), rel=1e-5)
-    together = genppl.quality([(row, "") for row in rows], None)
+    together = genppl.quality([Sample(row, "") for row in rows], None)
     assert together.retokenised is None
 
 
 def test_generative_perplexity_is_the_exponential_of_the_loss_on_the_same_ids(judged):
     rows = judged.encode([text[:20] for text in (TEXTS[0], TEXTS[1], TEXTS[3])])  # of one length: a mean is a mean
-    found = quality([(row, byte_codec().decode(row)) for row in rows], judged, byte_codec())
+    found = quality([Sample(row, byte_codec().decode(row)) for row in rows], judged, byte_codec())
     ids = torch.tensor(rows)
     with torch.no_grad():
         loss = float(judged.network(input_ids=ids, labels=ids).loss)
@@ -144,12 +146,13 @@ def test_what_the_tokenizer_leads_with_is_context(folder, judged):
     (row,) = led.encode(["abc"])
     assert row == list(b"abc")
     assert led.costs([row]).tolist() == [pytest.approx(judged.costs([[256, *row]])[0].tolist())]
+    assert led.costs([[256, *row]]).equal(led.costs([row])), "a row that brings its BOS gets no second one"
 
 
 def test_raw_tokens_are_judged_only_where_ids_mean_the_same(judged, tiny):
     from maskless.codec.text import train_bpe
 
-    samples = [(list(b"some text"), "some text"), (list(b"other"), "other")]
+    samples = [Sample(list(text.encode()), text) for text in ("some text", "other")]
     assert quality(samples, judged, byte_codec()).raw is not None
     assert quality(samples, judged, train_bpe(TEXTS, 280)).raw is None
 
@@ -227,7 +230,7 @@ def test_points_are_kept_and_not_computed_again(model, judged, tmp_path):
     assert [point["steps"] for point in json.loads(path.read_text())["points"]] == [2, 4, 8]
     assert first[0].texts is None
     (kept,) = sweep(counted, [4], 5, judged, byte_codec(), path, keep_texts=True, **given)
-    assert kept.texts == [text for _, text in draw(0, 5, 4)]
+    assert kept.texts == [sample.text for sample in draw(0, 5, 4)]
     assert kept.quality == first[0].quality
     with pytest.raises(ValueError, match="was made with seed 3, not 4: name another file"):
         list(sweep(counted, [4], 5, judged, byte_codec(), path, settings={"seed": 4}))
@@ -248,7 +251,7 @@ def test_processes_share_the_samples(model, monkeypatch):
 
     def draw(first: int, n: int, steps: int):
         numbers.extend(range(first, first + n))
-        return [([1, 2], "ab")] * n
+        return [Sample([1, 2], "ab")] * n
 
     for rank in range(3):
         state = types.SimpleNamespace(process_index=rank, num_processes=3, is_main_process=rank == 0)
@@ -264,11 +267,85 @@ def test_samples_are_those_that_generate_gives(model):
 
     texts = maskless.generate(model, 4, steps=5, seed=2, temperature=0.5)
     drawn = drawing(model, seed=2, temperature=0.5)(1, 3, 5)
-    assert drawn == [(text.tokens, str(text)) for text in texts[1:]]
+    assert drawn == [(text.tokens, str(text), 24) for text in texts[1:]]
     by_confidence = drawing(model, order="confidence", seed=2)
     assert by_confidence(1, 2, 5) == by_confidence(0, 3, 5)[1:]
     assert unknown(model) == 24
     assert unknown(Model(model.network, byte_codec(), "wrapped")) == 23
+
+
+# Documents that end before their row does
+
+STORY = list(b"a cat sat.")
+
+
+@pytest.fixture(scope="module")
+def padded(tiny) -> Model:
+    return Model(tiny("position", vocab=257, length=24, scale=0.2), byte_codec(), "padded")
+
+
+def test_what_follows_the_end_of_a_document_is_no_text():
+    codec, row = byte_codec(), [256, *STORY, 256, *b"no", *[256] * 10]
+    assert sample_of(row, codec, "padded") == ([256, *STORY], "a cat sat.", 24)
+    assert sample_of([256, *STORY], codec, "padded") == ([256, *STORY], "a cat sat.", 11)  # it never ends
+    assert sample_of([256] * 5, codec, "padded") == ([256], "", 5)
+    for layout in ("packed", "wrapped"):  # there a row goes on with the next document
+        assert sample_of(row, codec, layout) == (row, "a cat sat.no", 24)
+
+
+@pytest.mark.parametrize("order", ["random", "confidence"])
+def test_samples_end_where_their_document_ends_and_their_speed_counts_all_that_was_drawn(padded, order, monkeypatch):
+    rows = torch.tensor([[256, *STORY, *[256] * 13], [256, *b"the dog and the dog and the"[:23]]])
+
+    def wrote(tokens, *_, **__):
+        tokens.copy_(rows[: len(tokens)])
+        return iter(())
+
+    monkeypatch.setattr("maskless.texts.sample", lambda network, tokens, *_, **__: wrote(tokens))
+    monkeypatch.setattr("maskless.evaluate.orders.sample_confident", lambda network, tokens, *_, **__: wrote(tokens))
+    monkeypatch.setattr("maskless.texts.serves", lambda network: False)
+    monkeypatch.setattr("maskless.evaluate.orders.serves", lambda network: False)
+    draw = drawing(padded, order=order)
+    assert [(sample.text, sample.decided) for sample in draw(0, 2, 4)] == [
+        ("a cat sat.", 24),
+        ("the dog and the dog and", 24),
+    ]
+    monkeypatch.setattr(genppl.time, "perf_counter", itertools.count().__next__)
+    (point,) = sweep(draw, [4], 1, None)
+    assert point.tokens_per_second == 24
+    assert point.quality.entropy.value == pytest.approx(entropy([256, *STORY]))
+    assert point.quality.longest_repeat.value == longest_repeat(STORY) == 2  # "at"
+
+
+def test_a_judge_reads_documents_without_what_fills_their_rows_up(padded, judged):
+    codec = byte_codec()
+    ended = [sample_of([256, *STORY, *[256] * fill], codec, "padded") for fill in (1, 13)]
+    one, other = (quality([sample], judged, codec) for sample in ended)
+    assert one.raw == pytest.approx(other.raw, nan_ok=True)
+    assert one.raw is not None
+    assert one.raw.tokens == len(STORY)
+    assert one.retokenised is not None
+    assert one.retokenised.tokens == len(STORY) - 1
+
+
+@pytest.mark.parametrize("with_pad", [False, True])
+def test_real_documents_are_measured_as_drawn_ones_are(with_pad, tiny, tmp_path):
+    """And bits per byte are all nats over all bytes, whether what fills rows up counts or not."""
+    codec = byte_codec()
+    if with_pad:
+        codec.tokenizer.add_special_tokens(["[PAD]"])
+        codec = TextCodec(codec.tokenizer)
+    model = Model(tiny("position", vocab=258, length=24, scale=0.2), codec, "padded")
+    documents = ["a cat sat.", "no", "the dog and the dog and the dog"]
+    (tmp_path / "d.jsonl").write_text("".join(json.dumps({"text": text}) + "\n" for text in documents * 4))
+    kept = sum(len(text[:22]) for text in documents)
+    with corpus(str(tmp_path / "d.jsonl"), model, "model") as plain:
+        assert [sample.text for sample in plain.samples(3)] == [documents[0], documents[2][:22], documents[2][:22]]
+        found = likelihood(model.network, plain.rows, sequences=12, pad=plain.pad)
+        assert found.tokens == 4 * ((kept + 6) if with_pad else 72)
+        assert found.bits_per_byte(plain.bytes_per_token) == pytest.approx(
+            found.nats * found.tokens / math.log(2) / (4 * kept)
+        )
 
 
 def test_mauve_comes_with_its_package_and_with_real_texts(model, judged, monkeypatch):

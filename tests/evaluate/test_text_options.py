@@ -9,6 +9,7 @@ import random
 import re
 import shutil
 import sys
+import types
 from collections.abc import Callable
 from functools import partial
 from importlib.util import find_spec
@@ -269,7 +270,8 @@ def test_the_tasks_of_the_paper_exist_in_lm_eval():
     files = [path.read_text() for family in (*families, "race") for path in (folder / family).glob("*.yaml")]
     known = {name for text in files for name in re.findall(r"^task: (\S+)", text, re.MULTILINE)}
     assert set(harness.PAPER.split(",")) - known == set()
-    assert harness._with_paper(["--tasks", "paper", "-x"]) == ["--tasks", harness.PAPER, "-x"]
+    for words in (["--tasks", "paper", "-x"], ["--tasks=paper", "-x"]):
+        assert harness._with_paper(words) == ["--tasks", harness.PAPER, "-x"]
 
 
 @needs_lm_eval
@@ -324,6 +326,24 @@ def test_continuations_stop_where_they_are_told_to(trained):
     (free,) = scorer.continued(prefixes[:1], [], most, temperature=0.0)
     assert len(encode(free)) <= most
     assert len(free) >= len(one)
+
+
+def test_a_continuation_ends_with_its_document(tiny, monkeypatch):
+    """Blocks of two tokens; the first prefix is followed by "ab", an EOS and more, the second has no end."""
+    written = {1: [*b"ab", 256, *b"cd"], 2: [*b"efghi"]}
+
+    def fill(model, rows, *, known, **how):
+        asked.append(len(rows))
+        tokens = rows.clone()
+        for row, given in zip(tokens, known, strict=True):
+            row[~given] = torch.tensor(written[int(row[0])])[int(given.sum()) - 1 :][: int((~given).sum())]
+        return types.SimpleNamespace(tokens=tokens)
+
+    asked: list[int] = []
+    monkeypatch.setattr(harness.api, "fill", fill)
+    scorer = Scorer(Model(tiny("position", vocab=257, length=8), byte_codec()), block=2)
+    assert scorer.continued([[1], [2]], [], 5) == ["ab", "efghi"]
+    assert asked == [2, 2, 1]  # the first one asks for no third block
 
 
 def test_a_long_prefix_keeps_its_end(trained):

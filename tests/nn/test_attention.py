@@ -3,12 +3,13 @@
 import math
 import os
 from dataclasses import replace
+from functools import partial
 
 import pytest
 import torch
 from torch import Tensor
 
-from maskless.nn.attention import attention, rotary_table, rotate
+from maskless.nn.attention import attention, rotary_table, rotate, turned_attention
 from maskless.problems import Offsets
 
 RAGGED = [  # lengths of the segments of queries and of keys
@@ -109,10 +110,11 @@ LONG = [  # several tiles of the kernels, boundaries within and between them
 
 
 @pytest.mark.gpu
+@pytest.mark.parametrize("turned", [False, True])
 @pytest.mark.parametrize("width", [64, 8])  # our kernels, and torch's
 @pytest.mark.parametrize("causal", [False, True])
 @pytest.mark.parametrize(("q_lengths", "k_lengths"), [*RAGGED, *LONG])
-def test_packed_attention_on_a_gpu_equals_padded_in_float32(q_lengths, k_lengths, causal, width):
+def test_packed_attention_on_a_gpu_equals_padded_in_float32(q_lengths, k_lengths, causal, width, turned):
     if causal:
         k_lengths = q_lengths
     shape = {"heads": 2, "width": width}
@@ -122,8 +124,10 @@ def test_packed_attention_on_a_gpu_equals_padded_in_float32(q_lengths, k_lengths
     def run(device, dtype):
         q, k, v = (x.to(device, dtype).requires_grad_() for x in half)
         ends = (offsets(n).map(lambda x: x.to(device)) for n in (q_lengths, k_lengths))
-        ends = (replace(end, equal=False) for end in ends)
-        out = attention(q, k, v, *ends, causal=causal)
+        ends = tuple(replace(end, equal=False) for end in ends)
+        ropes = tuple(rotary_table(400, width)[-sum(n) :].to(device) for n in (q_lengths, k_lengths))
+        call = partial(turned_attention, q, k, v, ends, ropes) if turned else partial(attention, q, k, v, *ends)
+        out = call(causal=causal)
         weighed = (out * weight.to(out)).sum() + 0 * sum(x.sum() for x in (q, k, v))
         return out, *torch.autograd.grad(weighed, (q, k, v))
 
@@ -132,16 +136,20 @@ def test_packed_attention_on_a_gpu_equals_padded_in_float32(q_lengths, k_lengths
 
 
 @pytest.mark.skipif("TRITON_INTERPRET" not in os.environ, reason="set TRITON_INTERPRET=1 where Triton is installed")
+@pytest.mark.parametrize("turned", [False, True])
 @pytest.mark.parametrize("causal", [False, True])
 @pytest.mark.parametrize(("q_lengths", "k_lengths"), [*RAGGED[:4], *LONG])
-def test_the_kernels_interpreted_give_what_plain_torch_gives(q_lengths, k_lengths, causal):
+def test_the_kernels_interpreted_give_what_plain_torch_gives(q_lengths, k_lengths, causal, turned):
     kernels = pytest.importorskip("maskless.nn.cuda")
     if causal:
         k_lengths = q_lengths
     inputs = [x.requires_grad_() for x in three(q_lengths, k_lengths, width=16)]
     ends, weight = [replace(offsets(n), equal=False) for n in (q_lengths, k_lengths)], packed(q_lengths, 3, width=16)
-    plain = attention(*inputs, *ends, causal=causal)
-    ours, _ = kernels.attend_segments(*inputs, *(end.bounds for end in ends), causal)
+    turns = tuple(rotary_table(400, 16)[-sum(n) :] for n in (q_lengths, k_lengths)) if turned else (None, None)
+    plain = (
+        turned_attention(*inputs, ends, turns, causal=causal) if turned else attention(*inputs, *ends, causal=causal)
+    )
+    ours = kernels.attend_segments(*inputs, *turns, *(end.bounds for end in ends), causal)[0]
     torch.testing.assert_close(ours, plain, atol=1e-5, rtol=0)
     for one, other in zip(*(torch.autograd.grad((x * weight).sum(), inputs) for x in (ours, plain)), strict=True):
         torch.testing.assert_close(one, other, atol=1e-5, rtol=0)

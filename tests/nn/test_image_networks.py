@@ -287,10 +287,10 @@ def test_on_a_gpu_compiled_layers_give_the_gradients_of_plain_ones():
 
 
 def test_a_layer_compiles_to_one_graph_whatever_the_split(monkeypatch):
-    def near(q, k, v, q_offsets, k_offsets, *, causal):  # stands for the packed attention, which only a GPU has
+    def near(q, k, v, ends, ropes, *, causal):  # stands for the packed attention, which only a GPU has
         return q + k.mean() * v.mean()
 
-    monkeypatch.setattr(blocks, "attention", near)
+    monkeypatch.setattr(blocks, "turned_attention", near)
     network, plain = make(), make()
     for block in [*network.encoder, *network.decoder]:
         block.compile(backend="eager", fullgraph=True)

@@ -197,10 +197,11 @@ def _genppl(model: Model, corpora: list[Corpus], asked: Asked) -> Measured:
     assert judge is not None
     codec = model.codec if isinstance(model.codec, TextCodec) else None
     real = corpora[0].samples(n) if corpora else None
-    features = judge.features(judge.encode([t for _, t in real])) if real and mauve_installed() else None
+    features = judge.features(judge.encode([one.text for one in real])) if real and mauve_installed() else None
     settings = {k: v for k, v in asdict(How(**asked.how)).items() if k != "steps"}  # which each point has
     settings |= {"model": digest(model.network), "judge": judge.digest(), "order": order, "length": length}
     settings |= {"data": corpora[0].name if corpora else None, "mauve": features is not None}
+    settings |= {"split": asked.given["split"]} if corpora and asked.given.get("split") else {}
     points: list[Point] = []
     numbers = [0, *steps] if real else steps  # 0 steps: the data itself
     with show.progress(shown=PartialState().is_main_process) as bar:

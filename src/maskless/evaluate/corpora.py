@@ -15,7 +15,8 @@ from maskless.codec.text import TextCodec
 from maskless.data.image_tokens import holds_images
 from maskless.data.prepare import LAYOUTS
 from maskless.data.sources import read
-from maskless.data.tokens import DTYPES, Prepared, TokenRows, open_tokens
+from maskless.data.tokens import DTYPES, Prepared, SplitIndex, TokenRows, open_tokens
+from maskless.evaluate.genppl import Sample, sample_of
 from maskless.evaluate.likelihood import spread
 
 ENOUGH = 1 << 24  # characters of plain text that are read at most: a measurement takes some thousand rows of it
@@ -23,13 +24,14 @@ ENOUGH = 1 << 24  # characters of plain text that are read at most: a measuremen
 
 @dataclass(frozen=True)
 class Corpus:
-    """Rows of tokens with their name; pad: what does not count."""
+    """Rows of tokens with their name; pad: what does not count; bytes_per_token: of text, for a token that counts."""
 
     name: str
     rows: TokenRows
     pad: int | None
     bytes_per_token: float
     codec: TextCodec | None
+    layout: str = "packed"
 
     def characters_per_byte(self, sequences: int = 256) -> float:
         """Of the text of some rows: 1 for plain English, less for other scripts."""
@@ -38,18 +40,14 @@ class Corpus:
 
     def texts(self, sequences: int) -> list[str]:
         """The text of evenly spread rows."""
+        return [sample.text for sample in self.samples(sequences)]
+
+    def samples(self, sequences: int) -> list[Sample]:
+        """Evenly spread rows, to be measured as if a model had drawn them."""
         if self.codec is None:
             raise ValueError(f"{self.name}: the text of its tokens needs a tokenizer")
-        return [self.codec.decode(row) for row in self.tokens(sequences)]
-
-    def samples(self, sequences: int) -> list[tuple[list[int], str]]:
-        """Evenly spread rows with their text, to be measured as if a model had drawn them."""
-        return list(zip(self.tokens(sequences), self.texts(sequences), strict=True))
-
-    def tokens(self, sequences: int) -> list[list[int]]:
-        """Evenly spread rows, without padding."""
         rows = self.rows.rows(spread(len(self.rows), sequences)).tolist()
-        return [[token for token in row if token != self.pad] for row in rows]
+        return [sample_of(row, self.codec, self.layout) for row in rows]
 
 
 @contextmanager
@@ -68,8 +66,9 @@ def corpus(name: str, model: Model, where: str, split: str = "valid") -> Iterato
         raise ValueError(f"{path} holds pictures, {where} is a model of text")
     prepared = open_tokens(path)
     check_vocabulary(where, model, prepared)
-    rows, size = prepared.split(split), prepared.splits[split]
-    yield Corpus(name, rows, prepared.pad, size.bytes / size.tokens, prepared.codec())
+    rows, pad = prepared.split(split), prepared.pad
+    size = _bytes_per_token(prepared.splits[split], prepared.length, pad)
+    yield Corpus(name, rows, pad, size, prepared.codec(), prepared.layout)
 
 
 def check_vocabulary(name: str, model: Model, data: Prepared) -> None:
@@ -109,4 +108,9 @@ def _plain(name: str, model: Model) -> Iterator[Corpus]:
         path.write_bytes(np.concatenate(parts).astype(DTYPES["uint32"]).tobytes())
         held = TokenRows(path, "uint32", size.rows, model.config.length)
         pad = codec.pad if model.layout == "padded" else None
-        yield Corpus(name, held, pad, size.bytes / size.tokens, codec)
+        yield Corpus(name, held, pad, _bytes_per_token(size, held.length, pad), codec, model.layout)
+
+
+def _bytes_per_token(size: SplitIndex, length: int, pad: int | None) -> float:
+    """Bytes of text for each token that counts: without a pad all of a row do, those that fill it up too."""
+    return size.bytes / (size.rows * length if pad is None else size.tokens)

@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from accelerate import PartialState
@@ -29,7 +29,15 @@ from maskless.files import write_aside
 GRAMS = (1, 2, 3, 4)
 MAUVE_SEEDS = 3  # of its clustering
 
-Sample = tuple[list[int], str]  # the ids of a text and how it reads
+
+class Sample(NamedTuple):
+    """A text to be measured."""
+
+    ids: list[int]
+    text: str
+    decided: int = 0  # tokens that were drawn for it, those after its end too
+
+
 Draw = Callable[[int, int, int], list[Sample]]  # first, count, steps (0: real texts) -> samples
 
 
@@ -98,6 +106,14 @@ class Point:
         return {"steps": self.steps, **speed, "quality": self.quality.as_dict(), **texts}
 
 
+def sample_of(row: Sequence[int], codec: TextCodec, layout: str) -> Sample:
+    """The text of a row of tokens. In a padded row it ends where its document ends: what follows is no text."""
+    ids = list(row)
+    if layout == "padded" and codec.eos in ids[1:]:  # the first is BOS, which may be the same token
+        ids = ids[: ids.index(codec.eos, 1)]
+    return Sample(ids, codec.decode(ids), len(row))
+
+
 def quality(
     samples: Sequence[Sample],
     judge: Judge | None,
@@ -111,7 +127,7 @@ def quality(
     judge: or None for how varied they are alone; codec: of the ids, for the raw form where the judge has the same.
     reference: features of real texts (`judge.features`), for MAUVE.
     """
-    rows, texts = [ids for ids, _ in samples], [text for _, text in samples]
+    rows, texts = [sample.ids for sample in samples], [sample.text for sample in samples]
     each = [[entropy(ids), float(longest_repeat(ids)), *(distinct(ids, n) for n in GRAMS)] for ids in rows]
     varied = _everyones(each)  # (N, 2 + grams)
     known: dict[str, Likelihood | None] = {"retokenised": None, "raw": None}
@@ -168,12 +184,12 @@ def sweep(
             for begin in range(first, end, batch):
                 started = time.perf_counter()
                 some = draw(begin, min(batch, end - begin), K)
-                clock.append((sum(len(ids) for ids, _ in some), time.perf_counter() - started))
+                clock.append((sum(sample.decided for sample in some), time.perf_counter() - started))
                 samples += some
                 if on_batch is not None:
                     on_batch(len(some))
             found = quality(samples, judge, codec, reference=reference if K else None)  # not with itself
-            texts = gather_object([text for _, text in samples]) if keep_texts else None
+            texts = gather_object([sample.text for sample in samples]) if keep_texts else None
             points[K] = Point(K, found, _speed(clock) if K else None, texts)
             if path is not None and state.is_main_process:
                 _write(path, conditions, points)

@@ -9,6 +9,7 @@ lm-eval finds models of other packages only once they are imported, which this m
 
 from __future__ import annotations
 
+import itertools
 import sys
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
@@ -94,7 +95,7 @@ class Scorer:
         return totals
 
     def continued(self, prefixes: Sequence[list[int]], until: Sequence[str], most: int, **how: Any) -> list[str]:
-        """What follows each prefix: at most so many tokens, cut where one of the strings `until` comes."""
+        """What follows each prefix: at most so many tokens, cut at an EOS or where one of the strings `until` comes."""
         room = self.length - len(self.lead)
         most = min(most, room - 1) if room > 1 else 1
         made: list[list[int]] = [[] for _ in prefixes]
@@ -108,9 +109,13 @@ class Scorer:
                 for begin in range(0, len(numbers), self.batch):
                     self._continue(numbers[begin : begin + self.batch], given, made, most, how)
             open_ones = [
-                i for i in open_ones if len(made[i]) < most and _cut(self.codec.decode(made[i]), until) is None
+                i
+                for i in open_ones
+                if self.codec.eos not in made[i]
+                and len(made[i]) < most
+                and _cut(self.codec.decode(made[i]), until) is None
             ]
-        texts = [self.codec.decode(ids) for ids in made]
+        texts = [self.codec.decode(itertools.takewhile(lambda token: token != self.codec.eos, ids)) for ids in made]
         return [text if (end := _cut(text, until)) is None else text[:end] for text in texts]
 
     def _continue(
@@ -259,7 +264,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
 def _with_paper(words: list[str]) -> list[str]:
     """`--tasks paper` names the tasks of the paper."""
-    pairs = zip(["", *words], words, strict=False)
+    apart = [part for word in words for part in (word.split("=") if word == "--tasks=paper" else [word])]
+    pairs = zip(["", *apart], apart, strict=False)
     return [PAPER if before in ("--tasks", "-t") and word == "paper" else word for before, word in pairs]
 
 

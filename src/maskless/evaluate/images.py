@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 import torch
 from accelerate import PartialState
-from accelerate.utils import broadcast_object_list, gather, pad_across_processes
+from accelerate.utils import gather, pad_across_processes
 from torch import Tensor
 
 from maskless.evaluate.inception import Features
@@ -209,25 +209,6 @@ def look(
     return Seen(_merged(total), logits, _joined(torch.cat(kept)) if keep else None)
 
 
-def remembered(path: Path, batches: Callable[[], Iterable[Tensor]], network: Features, **how: Any) -> Seen:
-    """The statistics in a file, if it is there; otherwise what `look` sees in the batches, its statistics saved there.
-
-    A file of another network is an error. It is read and written by the main process alone.
-    """
-    state = PartialState()
-    found = [Statistics.load(path) if state.is_main_process and path.is_file() else None]
-    statistics = broadcast_object_list(found)[0]
-    if statistics is None:
-        seen = look(batches(), network, **how)
-        if state.is_main_process:
-            seen.statistics.save(path)
-        return seen
-    if statistics.network != network.sha256:
-        wanted = _short(network.sha256)
-        raise ValueError(f"{path} holds statistics of the network {_short(statistics.network)}: expected {wanted}")
-    return Seen(statistics)
-
-
 def quality(made: Seen, real: Seen, network: Features) -> Quality:
     """The figures of made images against real ones; those that the network or the features do not allow are None."""
     for seen in (made, real):
@@ -316,13 +297,14 @@ def _merged(mine: Statistics) -> Statistics:
 
 
 def _joined(mine: Tensor) -> Tensor:
-    """The rows of all processes, those of the first process first; their numbers may differ."""
+    """The rows of all processes, dealt back as the pictures were dealt out: one of each in turn. Numbers may differ."""
     state = PartialState()
     if state.num_processes == 1:
         return mine
     counts = gather(torch.tensor([len(mine)], device=state.device)).tolist()
     padded = gather(pad_across_processes(mine.to(state.device))).cpu().view(len(counts), max(counts), mine.shape[1])
-    return torch.cat([rows[:count] for rows, count in zip(padded, counts, strict=True)])
+    there = torch.arange(max(counts))[:, None] < torch.tensor(counts)  # (longest, processes)
+    return padded.transpose(0, 1)[there]
 
 
 def _same_network(one: Statistics, other: Statistics) -> None:

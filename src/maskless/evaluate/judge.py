@@ -69,7 +69,7 @@ class Judge:
         Every token counts but the first, which nothing predicts unless there is a lead. What is longer than the judge's
         context is read in windows that overlap by half, each token counted once.
         """
-        led = [[*self.lead, *row] for row in rows]
+        led = [[*([] if [*row[:1]] == self.lead else self.lead), *row] for row in rows]  # ids may bring their own BOS
         windows = [(i, *window) for i, row in enumerate(led) for window in _windows(len(row), self.context)]
         windows.sort(key=lambda window: window[2] - window[1])
         found = torch.zeros(len(rows), 2, dtype=torch.float64)

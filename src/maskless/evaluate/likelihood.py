@@ -126,11 +126,11 @@ def check_positive(**numbers: int) -> None:
 
 
 def summary(costs: Tensor, counts: Tensor) -> Likelihood:
-    """Ratio of sums, and the standard error of that ratio over sequences."""
+    """Ratio of sums, and the standard error of that ratio over sequences; of one sequence there is none."""
     n, tokens = len(costs), float(counts.sum())
     nats = float(costs.sum()) / tokens
     spread = (costs - nats * counts).square().sum().sqrt() / tokens
-    return Likelihood(nats, float(spread) * math.sqrt(n / max(1, n - 1)), n, int(tokens))
+    return Likelihood(nats, float(spread) * math.sqrt(n / (n - 1)) if n > 1 else math.nan, n, int(tokens))
 
 
 def _everywhere(values: Tensor, total: int) -> Tensor:

@@ -19,7 +19,7 @@ from maskless import texts
 from maskless.checkpoint import Model
 from maskless.codec.text import TextCodec
 from maskless.engine import engine_of, serves
-from maskless.evaluate.genppl import Draw, Sample
+from maskless.evaluate.genppl import Draw, Sample, sample_of
 from maskless.logits import row_keys
 from maskless.nn import Network, autocast, device_of
 from maskless.nn.causal import CausalTransformer
@@ -114,7 +114,7 @@ def drawing(model: Model, *, order: str = "random", length: int | None = None, *
             return _confident(model, first, n, steps, length, settings)
         given = how | {"steps": None if causal else steps, "order": names[order]}
         drawn = texts.generate_texts(model, n, first=first, batch=n, length=length, **given)
-        return [(one.tokens, str(one)) for one in drawn]
+        return [sample_of(one.tokens, _codec(model), model.layout) for one in drawn]
 
     return draw
 
@@ -126,10 +126,7 @@ def unknown(model: Model, length: int | None = None) -> int:
 
 
 def _confident(model: Model, first: int, n: int, steps: int, length: int | None, how: texts.How) -> list[Sample]:
-    codec = model.codec
-    if not isinstance(codec, TextCodec):
-        raise ValueError("this model brings no tokenizer: name one")
-    L = model.config.length if length is None else length
+    codec, L = _codec(model), model.config.length if length is None else length
     lead = L - unknown(model, L)
     tokens = torch.zeros(n, L, dtype=torch.long)
     if lead:
@@ -147,4 +144,10 @@ def _confident(model: Model, first: int, n: int, steps: int, length: int | None,
                 pass
     finally:
         network.train(training)
-    return [(row, codec.decode(row)) for row in tokens.tolist()]
+    return [sample_of(row, codec, model.layout) for row in tokens.tolist()]
+
+
+def _codec(model: Model) -> TextCodec:
+    if not isinstance(model.codec, TextCodec):
+        raise ValueError("this model brings no tokenizer: name one")
+    return model.codec

@@ -42,6 +42,27 @@ def attention(q: Tensor, k: Tensor, v: Tensor, q_offsets: Offsets, k_offsets: Of
     return _padded(q, k, v, q_offsets, k_offsets, causal)
 
 
+def turned_attention(
+    q: Tensor, k: Tensor, v: Tensor, ends: tuple[Offsets, Offsets], ropes: tuple[Tensor, Tensor], *, causal: bool
+) -> Tensor:
+    """`attention` of queries and keys after RoPE, of which our kernels do more than half on the way.
+
+    (Tq, h, d), (Tk, h, d) x 2, ropes (Tq, 2, d/2) and (Tk, 2, d/2) -> (Tq, h, d)
+    """
+    if not (ends[0].equal and ends[1].equal) and len(q) and len(k) and _fits_kernels(q):
+        turns = (rope.contiguous() for rope in ropes)
+        out = KERNELS.attend_segments(q, k, v, *turns, ends[0].bounds, ends[1].bounds, causal)[0]
+        assert isinstance(out, Tensor)
+        return out
+    return attention(rotate(q, ropes[0]), rotate(k, ropes[1]), v, *ends, causal=causal)
+
+
+def _fits_kernels(q: Tensor) -> bool:
+    """Wider heads need more shared memory than small GPUs have."""
+    low = q.is_cuda and q.dtype in (torch.bfloat16, torch.float16)
+    return low and KERNELS is not None and q.shape[2] in (16, 32, 64)
+
+
 def _dense(q: Tensor, k: Tensor, v: Tensor, segments: int, causal: bool) -> Tensor:
     q_, k_, v_ = (x.unflatten(0, (segments, -1)).transpose(1, 2) for x in (q, k, v))  # (S, h, n, d)
     return F.scaled_dot_product_attention(q_, k_, v_, is_causal=causal).transpose(1, 2).flatten(0, 1)
@@ -49,8 +70,8 @@ def _dense(q: Tensor, k: Tensor, v: Tensor, segments: int, causal: bool) -> Tens
 
 def _packed(q: Tensor, k: Tensor, v: Tensor, q_offsets: Offsets, k_offsets: Offsets, causal: bool) -> Tensor:
     """Our kernels, a quarter faster than torch's for segments of this kind (docs/results.md), where they can be."""
-    if KERNELS is not None and q.shape[2] in (16, 32, 64):  # wider heads need more shared memory than small GPUs have
-        out, _ = KERNELS.attend_segments(q, k, v, q_offsets.bounds, k_offsets.bounds, causal)
+    if _fits_kernels(q):
+        out = KERNELS.attend_segments(q, k, v, None, None, q_offsets.bounds, k_offsets.bounds, causal)[0]
     else:
         ends = q_offsets.bounds, k_offsets.bounds, q_offsets.longest, k_offsets.longest
         out = varlen_attn(q, k, v, *ends, window_size=(-1, 0) if causal else (-1, -1))

@@ -18,7 +18,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from maskless.nn.attention import KERNELS, attention, rotate
+from maskless.nn.attention import KERNELS, turned_attention
 from maskless.problems import Offsets
 
 Weights = tuple[Tensor, Tensor | None]
@@ -244,7 +244,7 @@ class SelfBlock(nn.Module):
         shift1, scale1, gate1, *modulation2 = self.modulation(condition, offsets)
         qkv = F.linear(*modulated(normalise(x), self.qkv, self.norm1, shift1, scale1))
         q, k, v = qkv.unflatten(1, (3, self.heads, -1)).unbind(1)
-        a = attention(rotate(q, rope), rotate(k, rope), v, offsets, offsets, causal=self.causal)
+        a = turned_attention(q, k, v, (offsets, offsets), (rope, rope), causal=self.causal)
         x = x + dropout(gated(a.flatten(1), self.out, gate1), self.dropout, self.training)
         return x + dropout(self.mlp(x, self.norm2, *modulation2), self.dropout, self.training)
 
@@ -273,7 +273,7 @@ class CrossBlock(nn.Module):
         q = F.linear(*modulated(normalise(x), self.q, self.norm_q, shift1, scale1)).unflatten(1, (self.heads, -1))
         kv = F.linear(memory, *fold_in(self.kv, self.norm_kv))
         k, v = kv.unflatten(1, (2, self.heads, -1)).unbind(1)
-        a = attention(rotate(q, ropes[0]), rotate(k, ropes[1]), v, *ends, causal=False)
+        a = turned_attention(q, k, v, ends, ropes, causal=False)
         x = x + dropout(gated(a.flatten(1), self.out, gate1), self.dropout, self.training)
         return x + dropout(self.mlp(x, self.norm2, *modulation2), self.dropout, self.training)
 

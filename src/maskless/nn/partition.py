@@ -14,7 +14,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from maskless.nn.attention import attention, rotary_table, rotate
+from maskless.nn.attention import rotary_table, turned_attention
 from maskless.nn.blocks import (
     ClassCondition,
     ConstantCondition,
@@ -186,7 +186,7 @@ class GroupSwap(nn.Module):
         query = self.norm(query)
         q = self.q(query).unflatten(1, (self.heads, -1))
         k, v = self.kv(memory).unflatten(1, (2, self.heads, -1)).unbind(1)
-        a = attention(rotate(q, ropes[0]), rotate(k, ropes[1]), v, *ends, causal=False)
+        a = turned_attention(q, k, v, ends, ropes, causal=False)
         found: Tensor = self.out(a.flatten(1))
         return query + found if self.residual else found
 

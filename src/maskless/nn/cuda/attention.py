@@ -1,7 +1,6 @@
-"""The Triton kernels of training; loaded only where Triton is, which comes with torch's builds for CUDA.
+"""Attention over packed segments, with rotary positions.
 
-Shapes: C targets of a chunk, V vocabulary, P the vocabulary padded; S segments, Tq and Tk packed queries and keys, h
-heads, d head width.
+Shapes: S segments, Tq and Tk packed queries and keys, h heads, d head width.
 """
 # mypy: disable-error-code="no-untyped-def,untyped-decorator"
 
@@ -15,108 +14,46 @@ import triton
 import triton.language as tl
 from torch import Tensor, float32
 
-BLOCK, WARPS, STAGES = 2048, 4, 3  # of the costs: ids that a program takes at a time, its warps, and loads under way
-LN2 = tl.constexpr(math.log(2))
-ROWS, COLUMNS = 16, 256  # that a program sums at a time
-TILE = 64  # queries or keys of attention: the best of six measured there, for each of its kernels
-
-
-def costs(x: Tensor, answers: Tensor, weights: Tensor, vocab: int, never: int | None, *, gradients: bool) -> Tensor:
-    """As `loss.costs`, reading the logits from memory once and writing them once.  (C, P), (C,), (C,) -> (C,)"""
-    out, width = x.new_empty(len(x), dtype=float32), x.shape[1]
-    block = min(BLOCK, triton.next_power_of_2(width))
-    sizes = vocab, -1 if never is None else never, width
-    _costs[(len(x),)](x, answers, weights, out, *sizes, gradients, block, STAGES, num_warps=WARPS)
-    return out
-
-
-@triton.jit
-def _costs(
-    x,
-    answers,
-    weights,
-    out,
-    V: tl.constexpr,
-    NEVER: tl.constexpr,
-    P: tl.constexpr,
-    GRADIENTS: tl.constexpr,
-    BLOCK: tl.constexpr,
-    STAGES: tl.constexpr,
-):
-    row = tl.program_id(0).to(tl.int64)
-    answer, weight = tl.load(answers + row), tl.load(weights + row)
-    x += row * P
-    right = tl.load(x + answer).to(tl.float32)
-    if answer == NEVER:
-        right = float("-inf")
-    top, total = -1e30, 0.0
-    for begin in tl.range(0, P, BLOCK, num_stages=STAGES):
-        y = _load(x, begin, V, NEVER, P, BLOCK)
-        highest = tl.maximum(top, tl.max(y, 0))
-        total = total * tl.exp2(top - highest) + tl.sum(tl.exp2(y - highest), 0)
-        top = highest
-    normal = top + tl.log2(total)
-    tl.store(out + row, tl.where(weight == 0, 0.0, weight * (LN2 * normal - right)))
-    if GRADIENTS:
-        tl.debug_barrier()  # all have read the right answer's logit before one writes there
-        for past in tl.range(0, P, BLOCK, num_stages=STAGES):
-            begin = (P - 1) // BLOCK * BLOCK - past  # backwards: what was read last is still near
-            ids = begin + tl.arange(0, BLOCK)
-            p = tl.exp2(_load(x, begin, V, NEVER, P, BLOCK) - normal)
-            d = weight * (p - tl.where(ids == answer, 1.0, 0.0))
-            tl.store(x + ids, d.to(x.dtype.element_ty), mask=ids < P)
-
-
-@triton.jit
-def _load(x, begin, V: tl.constexpr, NEVER: tl.constexpr, P: tl.constexpr, BLOCK: tl.constexpr):
-    """A block of logits over ln 2, -inf for ids that do not count. The mask is a multiple of 64, so loads stay wide."""
-    ids = begin + tl.arange(0, BLOCK)
-    y = tl.load(x + ids, mask=ids < P, other=0.0).to(tl.float32) / LN2
-    return tl.where((ids < V) & (ids != NEVER), y, float("-inf"))
-
-
-@torch.library.custom_op("maskless::sum_segments", mutates_args=())
-def sum_segments(x: Tensor, bounds: Tensor) -> Tensor:
-    """The sum of the rows of each segment, in float32 and always in the same order.  (T, E), (S+1,) -> (S, E)"""
-    x, (S, E) = x.contiguous(), (len(bounds) - 1, x.shape[1])
-    out = x.new_empty(S, E)
-    _sums[(S, triton.cdiv(E, COLUMNS))](x, bounds, out, E, ROWS, COLUMNS, num_warps=4)
-    return out
-
-
-@sum_segments.register_fake
-def _(x: Tensor, bounds: Tensor) -> Tensor:
-    return x.new_empty(len(bounds) - 1, x.shape[1])
-
-
-@triton.jit
-def _sums(x, bounds, out, E: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr):
-    segment = tl.program_id(0).to(tl.int64)
-    columns = tl.program_id(1) * COLUMNS + tl.arange(0, COLUMNS)
-    begin, end = tl.load(bounds + segment), tl.load(bounds + segment + 1)
-    total = tl.zeros((ROWS, COLUMNS), tl.float32)
-    for first in range(begin, end, ROWS):
-        rows = first + tl.arange(0, ROWS)
-        real = (rows < end)[:, None] & (columns < E)[None, :]
-        total += tl.load(x + rows.to(tl.int64)[:, None] * E + columns[None, :], mask=real, other=0.0).to(tl.float32)
-    tl.store(out + segment * E + columns, tl.sum(total, 0), mask=columns < E)
+TILE = 64  # queries or keys: the best of six measured on an H200, for each of the kernels
+TOKENS = 4  # that a program turns
 
 
 @torch.library.custom_op("maskless::attend_segments", mutates_args=())
 def attend_segments(
-    q: Tensor, k: Tensor, v: Tensor, q_bounds: Tensor, k_bounds: Tensor, causal: bool
-) -> tuple[Tensor, Tensor]:
-    """As `attention.attention`, and each query's log2 of the sum of weights.  (Tq, h, d), 2 x (Tk, h, d) -> q, (h, Tq)
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    q_turn: Tensor | None,
+    k_turn: Tensor | None,
+    q_bounds: Tensor,
+    k_bounds: Tensor,
+    causal: bool,
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """As `attention.attention` or, with turns, `attention.turned_attention`; and what its gradient needs.
 
+    That is each query's log2 of the sum of weights, and queries and keys as they were turned, nothing without turns.
     Tiles lie on the packed arrays as a whole. One that spans a boundary sees the other side of both segments through a
     mask; within a segment only its end needs one.
+
+    q (Tq, h, d), k and v (Tk, h, d), turns (Tq, 2, d/2) and (Tk, 2, d/2) -> as q, (h, Tq), as q, as k
     """
     T, h, d = q.shape
+    turned = _turned(q, q_turn), _turned(k, k_turn)
+    q, k = q if q_turn is None else turned[0], k if k_turn is None else turned[1]
     out, sums = q.new_empty(T, h, d), q.new_empty(h, T, dtype=float32)
     ends, strides = (q_bounds, k_bounds, T, len(q_bounds) - 1), _strides(q, k, v)
     meta = _meta(q, q_bounds, causal)
     _attend[(triton.cdiv(T, TILE), h)](q, k, v, out, sums, *ends, d**-0.5 / math.log(2), *strides, **meta, num_stages=3)
-    return out, sums
+    return out, sums, *turned
+
+
+def _turned(x: Tensor, turn: Tensor | None) -> Tensor:
+    if turn is None:
+        return x.new_empty(0)
+    (T, h, d), (xt, xh) = x.shape, _strides(x)
+    out = x.new_empty(T, h, d)
+    _turn[(triton.cdiv(T, TOKENS),)](x, turn, out, T, xt, xh, h, triton.next_power_of_2(h), d, TOKENS, num_warps=4)
+    return out
 
 
 @torch.library.custom_op("maskless::attend_segments_backward", mutates_args=())
@@ -127,20 +64,25 @@ def attend_segments_backward(
     v: Tensor,
     out: Tensor,
     sums: Tensor,
+    q_turn: Tensor | None,
+    k_turn: Tensor | None,
     q_bounds: Tensor,
     k_bounds: Tensor,
     causal: bool,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Gradients of queries, keys and values."""
+    """Gradients of queries, keys and values; q and k are as turned, and their gradients are turned back."""
     (T, h, d), Tk = q.shape, len(k)
     dq, dk, dv = (x.new_empty(x.shape) for x in (q, k, v))
     dots, scale, strides = torch.empty_like(sums), d**-0.5, _strides(q, k, v, g)
     meta, q_grid, k_grid = _meta(q, q_bounds, causal), (triton.cdiv(T, TILE), h), (triton.cdiv(Tk, TILE), h)
     ends = q_bounds, k_bounds, T, Tk, len(q_bounds) - 1
     rest = *ends, scale / math.log(2), scale, *strides
-    _queries[q_grid](q, k, v, g, out, dq, sums, dots, *rest, **meta, num_stages=3)  # finds the dots, which come next
+    turns = [(x, False) if turn is None else (turn, True) for x, turn in ((q, q_turn), (k, k_turn))]
+    # It finds the dots of outputs and their gradients, which come next.
+    _queries[q_grid](q, k, v, g, out, dq, sums, dots, turns[0][0], *rest, TURNED=turns[0][1], **meta, num_stages=3)
     # With 168 registers three programs share a multiprocessor, which makes them a tenth faster.
-    _keys[k_grid](q, k, v, g, dk, dv, sums, dots, *rest, **meta, num_stages=2, maxnreg=168)
+    how = {"TURNED": turns[1][1], "num_stages": 2, "maxnreg": 168}
+    _keys[k_grid](q, k, v, g, dk, dv, sums, dots, turns[1][0], *rest, **how, **meta)
     return dq, dk, dv
 
 
@@ -156,23 +98,26 @@ def _meta(q: Tensor, bounds: Tensor, causal: bool) -> dict[str, Any]:
 
 
 @attend_segments.register_fake
-def _(q, k, v, q_bounds, k_bounds, causal):
-    return q.new_empty(q.shape), q.new_empty(q.shape[1], q.shape[0], dtype=float32)
+def _(q, k, v, q_turn, k_turn, q_bounds, k_bounds, causal):
+    turned = [x.new_empty(0 if turn is None else x.shape) for x, turn in ((q, q_turn), (k, k_turn))]
+    return q.new_empty(q.shape), q.new_empty(q.shape[1], q.shape[0], dtype=float32), *turned
 
 
 @attend_segments_backward.register_fake
-def _(g, q, k, v, out, sums, q_bounds, k_bounds, causal):
+def _(g, q, k, v, out, sums, q_turn, k_turn, q_bounds, k_bounds, causal):
     return q.new_empty(q.shape), k.new_empty(k.shape), v.new_empty(v.shape)
 
 
-def _keep(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
-    q, k, v, q_bounds, k_bounds, ctx.causal = inputs
-    ctx.save_for_backward(q, k, v, *output, q_bounds, k_bounds)
+def _keep(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
+    q, k, v, q_turn, k_turn, q_bounds, k_bounds, ctx.causal = inputs
+    out, sums, turned_q, turned_k = output
+    q, k = q if q_turn is None else turned_q, k if k_turn is None else turned_k
+    ctx.save_for_backward(q, k, v, out, sums, q_turn, k_turn, q_bounds, k_bounds)
 
 
-def _gradients(ctx: Any, g: Tensor, _: Tensor) -> tuple[Tensor | None, ...]:
+def _gradients(ctx: Any, g: Tensor, *_: Tensor) -> tuple[Tensor | None, ...]:
     g = g if g.stride(2) == 1 else g.contiguous()
-    return *attend_segments_backward(g, *ctx.saved_tensors, ctx.causal), None, None, None
+    return *attend_segments_backward(g, *ctx.saved_tensors, ctx.causal), None, None, None, None, None
 
 
 attend_segments.register_autograd(_gradients, setup_context=_keep)
@@ -213,6 +158,39 @@ def _put(x, values, at, stop, h, D: tl.constexpr):
     """Rows of one head into a contiguous array."""
     to = x + (at.to(tl.int64)[:, None] * h + tl.program_id(1)) * D + tl.arange(0, D)[None, :]
     tl.store(to, values.to(x.dtype.element_ty), at[:, None] < stop)
+
+
+@triton.jit
+def _put_back(x, values, turn, at, stop, h, D: tl.constexpr, TURNED: tl.constexpr):
+    """The same of gradients, turned back by the angles that what they belong to was turned by."""
+    if TURNED:
+        half: tl.constexpr = D // 2
+        real, columns = at[:, None] < stop, tl.arange(0, half)[None, :]
+        a, b = tl.split(values.reshape(values.shape[0], 2, half).permute(0, 2, 1))
+        angle = turn + at.to(tl.int64)[:, None] * D + columns
+        cos, sin = tl.load(angle, real, 0.0), tl.load(angle + half, real, 0.0)
+        to = x + (at.to(tl.int64)[:, None] * h + tl.program_id(1)) * D + columns
+        tl.store(to, (a * cos + b * sin).to(x.dtype.element_ty), real)
+        tl.store(to + half, (b * cos - a * sin).to(x.dtype.element_ty), real)
+    else:
+        _put(x, values, at, stop, h, D)
+
+
+@triton.jit
+def _turn(
+    x, turn, out, T, xt, xh, h, HEADS: tl.constexpr, D: tl.constexpr, TOKENS: tl.constexpr
+):  # fmt: skip
+    """Queries or keys by their angles, halves of a head paired, into a contiguous array."""
+    half: tl.constexpr = D // 2
+    at = (tl.program_id(0) * TOKENS + tl.arange(0, TOKENS)).to(tl.int64)[:, None, None]
+    head, column = tl.arange(0, HEADS)[None, :, None], tl.arange(0, half)[None, None, :]
+    real = (at < T) & (head < h) & (column < half)
+    angle = turn + at * D + column
+    cos, sin = tl.load(angle, at < T, 0.0), tl.load(angle + half, at < T, 0.0)  # (tokens, 1, half)
+    source, to = x + at * xt + head * xh + column, out + (at * h + head) * D + column
+    a, b = tl.load(source, real, 0.0).to(tl.float32), tl.load(source + half, real, 0.0).to(tl.float32)
+    tl.store(to, (a * cos - b * sin).to(out.dtype.element_ty), real)
+    tl.store(to + half, (b * cos + a * sin).to(out.dtype.element_ty), real)
 
 
 @triton.jit
@@ -264,8 +242,8 @@ def _seen(state, q, k, v, kt, vt, first, stop, begin, end, scale, MASKED: tl.con
 
 @triton.jit
 def _keys(
-    q, k, v, g, dk, dv, sums, dots, q_bounds, k_bounds, T, Tk, S, scale, natural, qt, qh, kt, kh, vt, vh, gt, gh,
-    D: tl.constexpr, CAUSAL: tl.constexpr, BITS: tl.constexpr, TILE: tl.constexpr,
+    q, k, v, g, dk, dv, sums, dots, turn, q_bounds, k_bounds, T, Tk, S, scale, natural, qt, qh, kt, kh, vt, vh, gt, gh,
+    TURNED: tl.constexpr, D: tl.constexpr, CAUSAL: tl.constexpr, BITS: tl.constexpr, TILE: tl.constexpr,
 ):  # fmt: skip
     head, h = tl.program_id(1), tl.num_programs(1)
     at = tl.program_id(0) * TILE + tl.arange(0, TILE)
@@ -280,7 +258,7 @@ def _keys(
     state = _asked(state, keys, values, q, g, sums, dots, qt, gt, first, plain, begin, end, scale, True)
     state = _asked(state, keys, values, q, g, sums, dots, qt, gt, plain, full, begin, end, scale, False)
     x, y = _asked(state, keys, values, q, g, sums, dots, qt, gt, full, stop, begin, end, scale, True)
-    _put(dk, x * natural, at, Tk, h, D)
+    _put_back(dk, x * natural, turn, at, Tk, h, D, TURNED)
     _put(dv, y, at, Tk, h, D)
 
 
@@ -307,8 +285,8 @@ def _asked(state, k, v, q, g, sums, dots, qt, gt, first, stop, begin, end, scale
 
 @triton.jit
 def _queries(
-    q, k, v, g, out, dq, sums, dots, q_bounds, k_bounds, T, Tk, S, scale, natural, qt, qh, kt, kh, vt, vh, gt, gh,
-    D: tl.constexpr, CAUSAL: tl.constexpr, BITS: tl.constexpr, TILE: tl.constexpr,
+    q, k, v, g, out, dq, sums, dots, turn, q_bounds, k_bounds, T, Tk, S, scale, natural, qt, qh, kt, kh, vt, vh, gt, gh,
+    TURNED: tl.constexpr, D: tl.constexpr, CAUSAL: tl.constexpr, BITS: tl.constexpr, TILE: tl.constexpr,
 ):  # fmt: skip
     head, h = tl.program_id(1), tl.num_programs(1)
     at = tl.program_id(0) * TILE + tl.arange(0, TILE)
@@ -323,7 +301,7 @@ def _queries(
     x = tl.zeros((TILE, D), tl.float32)
     x = _looked(x, queries, gradient, normal, dot, k, v, kt, vt, first, full, begin, end, scale, False)
     x = _looked(x, queries, gradient, normal, dot, k, v, kt, vt, full, stop, begin, end, scale, True)
-    _put(dq, x * natural, at, T, h, D)
+    _put_back(dq, x * natural, turn, at, T, h, D, TURNED)
 
 
 @triton.jit
