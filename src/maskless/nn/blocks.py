@@ -144,6 +144,26 @@ def gelu(x: Tensor) -> Tensor:
     return (y * torch.sigmoid(1.5957691216057308 * (y + 0.044715 * y**3))).to(x.dtype)  # 2 sqrt(2 / pi)
 
 
+def linear_gelu(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+    """gelu(F.linear(x, weight, bias))  (T, D), (E, D), (E,) -> (T, E)"""
+    if x.is_cuda and KERNELS is not None and bias is not None:
+        return _Gelu.apply(F.linear(x, weight), bias)
+    return gelu(F.linear(x, weight, bias))
+
+
+class _Gelu(torch.autograd.Function):
+    """gelu(x + bias). The gradient of the bias comes with that of x, which torch would read once more to sum it."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, bias: Tensor) -> Tensor:
+        ctx.save_for_backward(x, bias)
+        return gelu(x.float() + bias.float()).to(x.dtype)
+
+    @staticmethod
+    def backward(ctx: Any, g: Tensor) -> tuple[Tensor, ...]:
+        return tuple(KERNELS.gelu_gradient(g, *ctx.saved_tensors))
+
+
 class Normalised(nn.Module):
     """`normalise` as a module, so that it can be compiled as one."""
 
@@ -221,7 +241,7 @@ class MLP(nn.Module):
         self.down = nn.Linear(4 * width, width)
 
     def forward(self, x: Tensor, norm: Norm, shift: Tensor, scale: Tensor, gate: Tensor) -> Tensor:
-        hidden = gelu(F.linear(*modulated(normalise(x), self.up, norm, shift, scale)))
+        hidden = linear_gelu(*modulated(normalise(x), self.up, norm, shift, scale))
         return gated(hidden, self.down, gate)
 
 
