@@ -11,7 +11,18 @@ from PIL import Image
 from torch import Tensor
 
 from maskless import pictures
-from maskless.pictures import ACCENT, GAP, MARGIN, UNKNOWN, from_steps, order_gif, order_heatmap, order_text, psnr
+from maskless.pictures import (
+    ACCENT,
+    GAP,
+    MARGIN,
+    UNKNOWN,
+    from_steps,
+    nearest_known,
+    order_gif,
+    order_heatmap,
+    order_text,
+    psnr,
+)
 
 SIDE = 32
 
@@ -140,6 +151,12 @@ def near(frame: np.ndarray, colour: tuple[int, ...]) -> int:
     return int((np.abs(frame - np.asarray(colour)) <= 3).all(-1).sum())
 
 
+def test_what_is_not_known_looks_like_the_nearest_that_is():
+    tokens, known = torch.arange(12).view(3, 4), torch.zeros(3, 4, dtype=torch.bool)
+    known[0, 0] = known[2, 3] = True
+    assert nearest_known(tokens, known).tolist() == [[0, 0, 0, 11], [0, 0, 11, 11], [0, 11, 11, 11]]
+
+
 def test_a_film_has_a_frame_for_each_step_and_covers_what_is_not_known(tmp_path):
     tokens = torch.tensor([[1, 2, 3, 4, 5, 6], [1, 2, 3, 4, 5, 6]])
     came = torch.tensor([[0, 0, 1, 1, 2, 2], [-1, 0, 0, 0, 2, 2]])
@@ -149,11 +166,14 @@ def test_a_film_has_a_frame_for_each_step_and_covers_what_is_not_known(tmp_path)
         asked.append(given.clone())
         return decode(given)
 
-    order_gif(tokens, came, watched, tmp_path / "order.gif", shape=(2, 3), labels=["a", "b"], unknown=6)
+    order_gif(tokens, came, watched, tmp_path / "order.gif", shape=(2, 3), labels=["a", "b"])
     film = frames(tmp_path / "order.gif")
     assert len(film) == 5  # before the first step, three steps, and the end
-    for step, given in enumerate(asked[:4]):
-        assert given.equal(tokens.where(came < step, 6))
+    for step, given in enumerate(asked[:4]):  # what is not known looks like the nearest cell that is
+        known = came < step
+        assert given[known].equal(tokens[known])
+        for row, some in zip(given, known, strict=True):
+            assert not some.any() or set(row[~some].tolist()) <= set(row[some].tolist())
     cell = 64 * 64
     covered = [near(frame, UNKNOWN) / cell for frame in film]
     assert covered == pytest.approx([11, 6, 4, 0, 0], abs=0.05)

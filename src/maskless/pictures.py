@@ -146,13 +146,11 @@ def order_gif(
     *,
     shape: tuple[int, int],
     labels: Sequence[str] | None = None,
-    unknown: int = 0,
     seconds: float = 0.15,
 ) -> None:
     """A GIF of grids filling in: what is known after each step is decoded, the rest is grey, the newest is outlined.
 
-    tokens and came (N, L) or (L,), as in `Sampled`; unknown: the token that stands for a cell not decided yet, which
-    the decoder needs and which is covered up. The last frame stays for two seconds.
+    tokens and came (N, L) or (L,), as in `Sampled`. The last frame stays for two seconds.
     """
     maps = _cells(came, shape)
     tokens = tokens.cpu().reshape(-1, tokens.shape[-1])
@@ -169,13 +167,27 @@ def order_gif(
     for step in [*range(-1, last + 1), None]:  # at the end all of it, without outlines
         known = maps <= (last if step is None else step)
         new = (maps == step) & (maps >= 0) if step is not None else torch.zeros_like(known)
-        tiles = _tiles(decode(tokens.where(known.flatten(1), unknown)), MOVING)
+        seen = [nearest_known(*one).flatten() for one in zip(tokens.view(maps.shape), known, strict=True)]
+        tiles = _tiles(decode(torch.stack(seen)), MOVING)
         shown = [_covered(*parts) for parts in zip(tiles, known, new, strict=True)]
         title = titles[-1 if step is None else step + 1]
         frames.append(_sheet([shown], texts=texts, title=title, room=widest))
     times = [round(1000 * seconds)] * (len(frames) - 1) + [2000]
     first, *rest = (frame.quantize(256, Image.Quantize.MAXCOVERAGE, kmeans=3) for frame in frames)
     write_aside(path, lambda aside: first.save(aside, "GIF", save_all=True, append_images=rest, duration=times, loop=0))
+
+
+def nearest_known(tokens: Tensor, known: Tensor) -> Tensor:
+    """The tokens, each unknown one as the nearest that is known: a decoder lets cells bleed into their neighbours.
+
+    (h, w), (h, w) -> (h, w)
+    """
+    places = known.nonzero()
+    if not len(places):
+        return tokens
+    every = torch.ones_like(known).nonzero()
+    nearest = places[torch.cdist(every.double(), places.double()).argmin(1)]
+    return tokens[nearest[:, 0], nearest[:, 1]].view_as(tokens)
 
 
 def order_text(pieces: Sequence[str], came: Sequence[int], path: Path, *, width: int = 900, title: str = "") -> None:

@@ -24,6 +24,7 @@ pytest.importorskip("fastapi", reason="needs the extra web")
 uvicorn = pytest.importorskip("uvicorn", reason="needs the extra web")
 
 from maskless.nn.partition import PartitionConfig, PartitionTransformer  # noqa: E402
+from maskless.serve.connection import config_of  # noqa: E402
 from maskless.serve.host import Host, Limits  # noqa: E402
 from maskless.serve.turns import Turns  # noqa: E402
 from maskless.serve.web import build  # noqa: E402
@@ -40,6 +41,19 @@ def models(tiny: Callable[..., Any]) -> dict[str, Model]:
     sizes = {"vocab": codec.vocab, "length": 48, "width": 32}
     pgm = tiny("position", scale=0.15, **sizes)
     mdlm = tiny("masked", scale=0.15, **sizes | {"vocab": codec.vocab + 1})
+    return {"pgm": Model(pgm, codec), "mdlm": Model(mdlm, codec), "pictures": painter()}
+
+
+@pytest.fixture(scope="session")
+def keeping(tiny: Callable[..., Any], models: dict[str, Model]) -> dict[str, Model]:
+    """Networks that never change what they have encoded."""
+    codec = models["pgm"].codec
+    sizes = {"vocab": codec.vocab, "length": 48, "width": 32, "scale": 0.15}
+    ordered, causal = (Model(tiny(kind, **sizes), codec) for kind in ("ordered", "causal"))
+    return {"ordered": ordered, "causal": causal, "painter": painter(context="ordered", registers=True)}
+
+
+def painter(**kind: Any) -> Model:
     torch.manual_seed(1)
     levels = PixelCodec(9)
     network = PartitionTransformer(
@@ -53,13 +67,13 @@ def models(tiny: Callable[..., Any]) -> dict[str, Model]:
             decoder=1,
             classes=len(CLASSES),
             grid=GRID,
+            **kind,
         )
     )
     with torch.no_grad():
         for parameter in network.parameters():
             parameter += 0.3 * torch.randn_like(parameter)
-    pictures = Model(network.eval(), levels, "image", CLASSES)
-    return {"pgm": Model(pgm, codec), "mdlm": Model(mdlm, codec), "pictures": pictures}
+    return Model(network.eval(), levels, "image", CLASSES)
 
 
 @dataclass
@@ -122,7 +136,8 @@ def running(hosts: list[Host], limits: Limits, key: str | None = None) -> Iterat
     """The application under uvicorn, in a thread."""
     listener = socket.socket()
     listener.bind(("127.0.0.1", 0))
-    config = uvicorn.Config(build(hosts, limits, key=key), log_level="error", timeout_graceful_shutdown=2)
+    config = config_of(build(hosts, limits, key=key), limits)
+    config.timeout_graceful_shutdown = 2
     server = uvicorn.Server(config)
     thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]}, daemon=True)
     thread.start()
@@ -153,13 +168,13 @@ def slow(models: dict[str, Model]) -> Iterator[Callable[..., Any]]:
         def start(pause: float, key: str | None = None, **limits: Any) -> Server:
             bounds = Limits(**{"length": 48, "steps": 64, "rows": 8} | limits)
             host = Host("pgm", models["pgm"], bounds)
-            quick = host.batcher.network
+            quick = host.batcher.answers.logits
 
-            def network(problems: Any) -> Any:
+            def logits(rows: Any) -> Any:
                 time.sleep(pause)
-                return quick(problems)
+                return quick(rows)
 
-            host.batcher.network = network
+            host.batcher.answers.logits = logits
             return stack.enter_context(running([host], bounds, key))
 
         yield start

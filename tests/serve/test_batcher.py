@@ -5,7 +5,7 @@ import time
 
 import pytest
 
-from maskless.serve import texts
+from maskless.serve import answers, texts
 from maskless.serve.batcher import BusyError, Job
 from maskless.serve.host import Host, Limits
 from maskless.serve.turns import Turns
@@ -33,14 +33,14 @@ class Gate:
     """A network that stops before each call until it is let through."""
 
     def __init__(self, host):
-        self.quick, self.gate, self.calls, self.sizes = host.batcher.network, threading.Semaphore(0), 0, []
-        host.batcher.network = self
+        self.quick, self.gate, self.calls, self.sizes = host.batcher.answers.logits, threading.Semaphore(0), 0, []
+        host.batcher.answers.logits = self
 
-    def __call__(self, problems):
+    def __call__(self, rows):
         self.calls += 1
-        self.sizes.append(len(problems))
+        self.sizes.append(len(rows))
         assert self.gate.acquire(timeout=20)
-        return self.quick(problems)
+        return self.quick(rows)
 
     def let(self, n=1):
         self.gate.release(n)
@@ -53,11 +53,11 @@ class Gate:
 
 
 @pytest.fixture
-def make(models):
+def make(models, keeping):
     hosts = []
 
-    def host(**limits) -> Host:
-        hosts.append(Host("pgm", models["pgm"], Limits(**limits)))
+    def host(kind="pgm", **limits) -> Host:
+        hosts.append(Host(kind, (models | keeping)[kind], Limits(**limits)))
         return hosts[-1]
 
     yield host
@@ -123,15 +123,126 @@ def test_a_late_job_is_told_so(make):
 
 def test_a_failing_step_ends_its_jobs_and_no_others(make):
     host = make()
-    quick = host.batcher.network
+    quick = host.batcher.answers.logits
 
-    def fails(problems):
+    def fails(rows):
         raise RuntimeError("a broken network")
 
-    host.batcher.network = fails
+    host.batcher.answers.logits = fails
     assert "broken" in str(Waiter(host).wait().error)
-    host.batcher.network = quick
+    host.batcher.answers.logits = quick
     assert Waiter(host).wait().error is None
+
+
+@pytest.mark.parametrize("kind", ["pgm", "ordered"])
+def test_the_fault_of_one_is_not_that_of_all(make, kind):
+    """A step that fails is taken again, one request at a time: the others come out as they would have."""
+    host = make(kind)
+    alone = [Waiter(host, steps=6, seed=seed).wait().rows[0].tokens.tolist() for seed in range(3)]
+    gate = Gate(host)
+    jobs = [Waiter(host, steps=6, seed=seed) for seed in range(3)]
+    bad = Waiter(host, steps=6, seed=9)
+    answers, quick = host.batcher.answers, gate.quick
+
+    def sometimes(rows):
+        if bad.rows[0] in rows and bad.rows[0].number > 2:
+            raise RuntimeError("one of these is bad")
+        return quick(rows)
+
+    answers.logits = sometimes
+    gate.let(100)
+    assert "one of these" in str(bad.wait().error)
+    for one, tokens in zip(jobs, alone, strict=True):
+        assert one.wait().error is None
+        assert one.rows[0].tokens.tolist() == tokens
+        assert len(one.steps) == 6
+    assert host.batcher.counts.failed == 2  # together, and the bad one alone
+
+
+def test_a_request_that_fails_in_one_of_its_calls_is_out_of_the_others(make):
+    host = make()
+    host.batcher.vocab = 1 << 30  # so that no two rows fit into a call
+    gate = Gate(host)
+    first = Waiter(host, steps=1)
+    gate.reached(1)
+    bad, good = Waiter(host, n=3), Waiter(host, n=3)
+    host.batcher.answers.logits = lambda rows: 1 / 0 if rows[0] in bad.rows else gate.quick(rows)
+    gate.let(1)
+    assert "division" in str(bad.wait().error)
+    assert first.wait().error is good.wait().error is None
+    assert host.batcher.counts.failed == 1
+
+
+def test_nobody_waits_for_ever_whatever_fails(make):
+    host = make()
+    host.batcher.answers.keep = lambda rows: 1 / len(rows)  # fails where nobody is there
+    first = Waiter(host, steps=2).wait()
+    assert first.error is None
+    host.batcher.answers.keep = lambda rows: 1 / 0 if rows else None
+    assert "division" in str(Waiter(host).wait().error)
+    host.batcher.answers.keep = lambda rows: None
+    assert Waiter(host).wait().error is None
+
+
+def test_what_a_cancelled_row_had_kept_is_given_back(make):
+    host = make("ordered")
+    gate = Gate(host)
+    jobs = [Waiter(host, steps=6, seed=seed) for seed in range(3)]
+    gate.reached(1)
+    gate.let(1)
+    gate.reached(2)
+    seats = host.batcher.answers.seats
+    there = {row for row, _ in seats.owners}
+    assert there == {row for one in jobs if one.steps for row in one.rows}
+    jobs[0].job.cancel()
+    gate.let(1)
+    gate.reached(3)
+    assert {row for row, _ in seats.owners} == {row for one in jobs[1:] for row in one.rows}
+    gate.let(100)
+    for one in jobs[1:]:
+        one.wait()
+    deadline = time.monotonic() + 10
+    while seats.owners:
+        assert time.monotonic() < deadline
+        time.sleep(0.002)
+
+
+def test_who_finds_a_free_seat_does_not_wait(make):
+    host = make(batch=4, queue=1)
+    gate = Gate(host)
+    jobs = [Waiter(host, steps=1)]
+    gate.reached(1)
+    jobs += [Waiter(host, steps=1) for _ in range(3)]  # three seats are free
+    jobs.append(Waiter(host, steps=1))
+    with pytest.raises(BusyError, match="1 requests wait"):
+        Waiter(host, steps=1)
+    gate.let(100)
+    for one in jobs:
+        assert one.wait().error is None
+
+
+def test_who_has_left_the_queue_keeps_nobody_out(make):
+    """Also while a step is under way."""
+    host = make(batch=1, queue=1)
+    gate = Gate(host)
+    first = Waiter(host, steps=1)
+    gate.reached(1)
+    for _ in range(5):
+        Waiter(host, steps=1).job.cancel()
+    last = Waiter(host, steps=1)
+    assert len(host.batcher.pending) == 1
+    assert host.batcher.counts.cancelled == 5
+    gate.let(100)
+    assert first.wait().error is last.wait().error is None
+
+
+def test_rows_whose_memory_would_not_fit_wait(make, monkeypatch):
+    monkeypatch.setattr(answers, "KEPT", 1)
+    host = make("ordered")
+    jobs = [Waiter(host, steps=3, seed=seed) for seed in range(3)]
+    for one in jobs:
+        assert one.wait().error is None
+    assert host.batcher.counts.rows == host.batcher.counts.steps == 9
 
 
 def test_closing_tells_those_who_wait(make):
@@ -155,7 +266,7 @@ def test_models_side_by_side_share_the_time_and_not_the_steps(models):
     hosts = [Host(name, models["pgm"], Limits(steps=100), turns) for name in pauses]
     at_once, inside = [], []
     for host in hosts:
-        host.batcher.network = sleeping(host.batcher.network, pauses[host.name], at_once, inside)
+        host.batcher.answers.logits = sleeping(host.batcher.answers.logits, pauses[host.name], at_once, inside)
     quick, slow = (Waiter(host, "[40]", steps=40) for host in hosts)
     quick.wait()
     done = len(slow.steps)
@@ -166,13 +277,13 @@ def test_models_side_by_side_share_the_time_and_not_the_steps(models):
         host.batcher.close()
 
 
-def sleeping(network, pause, at_once, inside):
-    def slept(problems):
+def sleeping(logits, pause, at_once, inside):
+    def slept(rows):
         inside.append(1)
         at_once.append(len(inside))
         time.sleep(pause)
         inside.pop()
-        return network(problems)
+        return logits(rows)
 
     return slept
 

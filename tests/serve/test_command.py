@@ -54,6 +54,17 @@ def test_a_wrong_option_is_one_line(make, message):
         make()
 
 
+def test_without_a_model_the_shipped_ones_are_served(monkeypatch):
+    from maskless import shipped
+    from maskless.cli import serve
+
+    monkeypatch.setattr(shipped, "names", lambda: ["cifar10", "stories", "stories-fast"])
+    assert serve.shipped_models() == ["stories", "cifar10"]
+    monkeypatch.setattr(shipped, "names", list)
+    with pytest.raises(ValueError, match="expected a MODEL"):
+        serve.shipped_models()
+
+
 def test_names_are_short_and_differ():
     assert name_of("runs/a/stories", set()) == "stories"
     assert name_of("other/stories", {"stories"}) == "stories-2"

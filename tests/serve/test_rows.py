@@ -1,16 +1,18 @@
 """Rows that step together come out as the library's own samplers have them, whoever shares the step."""
 
+import base64
+import io
 import random
 
 import numpy as np
 import pytest
 import torch
+from PIL import Image
 
 import maskless
-from maskless.checkpoint import Model
-from maskless.nn.causal import CausalConfig, CausalTransformer
 from maskless.serve import pictures, texts
-from maskless.serve.host import Host, Limits, answering
+from maskless.serve.answers import Anew, Kept, answers_of
+from maskless.serve.host import Host, Limits
 from maskless.serve.rows import Row, advance, batches
 
 TEMPLATES = ["the [3] cat [5] .", "anna gives [6]", "[9] so ben has the red ball .", "first [1] then [2] , [4]"]
@@ -23,20 +25,27 @@ class Still(Host):
         self.name, self.model, self.limits = name, model, limits or Limits()
 
 
-@pytest.fixture(params=["pgm", "mdlm"])
-def host(request, models):
-    return Still(request.param, models[request.param])
+@pytest.fixture(params=["pgm", "mdlm", "ordered"])
+def host(request, models, keeping):
+    return Still(request.param, (models | keeping)[request.param])
+
+
+@pytest.fixture(params=["pictures", "painter"])
+def easel(request, models, keeping):
+    return Still(request.param, (models | keeping)[request.param])
 
 
 def finish(host, rows: list[Row], late: list[Row] = ()) -> None:
     """Step rows to their end; one of `late` joins before each step."""
-    network, rules = answering(host.model), host._rules()
+    rules = host._rules()
+    answers = answers_of(host.model, rules)
     active, late = list(rows), list(late)
     while active or late:
         if late:
             active.append(late.pop())
+        answers.keep(active)
         for group in batches(active, host.vocab):
-            advance(group, network, rules)
+            advance(group, answers, rules)
         active = [row for row in active if not row.done]
 
 
@@ -96,7 +105,7 @@ def test_probabilities_are_the_networks_own(host):
     """Whatever the temperature: of one token, given all the others."""
     (row,) = fill_rows(host, "anna gives [1] the ball .", temperature=0.3, top_k=2)
     place = int(row.order[row.start])
-    known = [i for i in range(len(row.tokens)) if i != place]
+    known = row.order[: row.start].tolist()
     finish(host, [row])
     logits = host.model.predict(row.tokens[known][None], torch.tensor([known]), torch.tensor([[place]]))
     expected = logits[0, 0].softmax(-1)[row.tokens[place]].item()
@@ -105,8 +114,8 @@ def test_probabilities_are_the_networks_own(host):
 
 @pytest.mark.parametrize("order", ["halton", "confidence", "random", "raster"])
 @pytest.mark.parametrize("guidance", [0.0, 2.0])
-def test_pictures_are_those_of_the_library(models, order, guidance):
-    host = Still("pictures", models["pictures"])
+def test_pictures_are_those_of_the_library(easel, order, guidance):
+    host = easel
     for seed in range(3):
         how = {"steps": 5, "seed": seed, "order": order, "guidance": guidance, "top_p": 0.95}
         settings = pictures.PictureSettings(label="dog", **how)
@@ -116,8 +125,8 @@ def test_pictures_are_those_of_the_library(models, order, guidance):
         assert row.tokens[1:].tolist() == own.tokens.flatten().tolist()
 
 
-def test_pictures_with_and_without_guidance_share_a_step(models):
-    host = Still("pictures", models["pictures"])
+def test_pictures_with_and_without_guidance_share_a_step(easel):
+    host = easel
 
     def rows() -> list[Row]:
         kinds = [(label, weight, seed) for label in (None, 0, 2) for weight in (0.0, 3.0) for seed in (0, 1)]
@@ -131,18 +140,40 @@ def test_pictures_with_and_without_guidance_share_a_step(models):
     assert [row.tokens.tolist() for row in alone] == [row.tokens.tolist() for row in together]
 
 
-def test_a_causal_model_writes_from_left_to_right(models):
-    torch.manual_seed(0)
-    codec = models["pgm"].codec
-    network = CausalTransformer(CausalConfig(vocab=codec.vocab, length=48, width=16, heads=2, layers=1)).eval()
-    host = Still("ar", Model(network, codec))
-    gapped = texts.from_prompt(host, "anna has", 12)
-    rows = texts.rows_of(host, gapped, texts.Settings(n=2, seed=5))
-    finish(host, rows)
-    own = maskless.generate(host.model, 2, prompt="anna has", length=12, seed=5)
-    assert [row.tokens.tolist() for row in rows] == [text.tokens for text in own]
+def test_a_causal_model_writes_from_left_to_right(keeping):
+    """Also when prompts of different lengths share its steps."""
+    host = Still("ar", keeping["causal"])
+    prompts = [("anna has", 12), ("ben", 20), ("", 9)]
+    rows = [
+        texts.rows_of(host, texts.from_prompt(host, prompt, length), texts.Settings(n=2, seed=5))
+        for prompt, length in prompts
+    ]
+    finish(host, [row for some in rows for row in some])
+    for some, (prompt, length) in zip(rows, prompts, strict=True):
+        own = maskless.generate(host.model, 2, prompt=prompt, length=length, seed=5)
+        assert [row.tokens.tolist() for row in some] == [text.tokens for text in own]
     with pytest.raises(ValueError, match="cannot fill a gap"):
         fill_rows(host, "anna [2] ball")
+
+
+def test_what_was_encoded_is_kept_where_it_stays_valid(models, keeping):
+    """A step reads only the tokens that are new, of whoever is there."""
+    kinds = {name: type(answers_of(model, Still(name, model)._rules())) for name, model in (models | keeping).items()}
+    anew, kept = {"pgm", "mdlm", "pictures"}, {"ordered", "causal", "painter"}
+    assert kinds == dict.fromkeys(anew, Anew) | dict.fromkeys(kept, Kept)
+
+
+def test_rows_that_leave_early_leave_nothing_behind(keeping):
+    host = Still("ordered", keeping["ordered"])
+    answers = answers_of(host.model, host._rules())
+    rows = [row for seed in range(9) for row in fill_rows(host, TEMPLATES[seed % 4], steps=3, seed=seed)]
+    advance(rows, answers, host._rules())
+    assert len(answers.seats.owners) == 9
+    answers.keep(rows[2:5])
+    assert {row for row, _ in answers.seats.owners} == set(rows[2:5])
+    answers.keep([])
+    assert answers.seats.owners == []
+    assert answers.seats.table is None  # more seats than are kept for nobody
 
 
 def test_a_gap_after_a_space_begins_with_a_space(models):
@@ -174,12 +205,19 @@ def test_pieces_read_as_the_text_does(host):
     assert "".join(host.piece(token) for token in tokens) == host.text.decode(tokens)
 
 
+def test_a_frame_shows_what_is_known_and_grey_elsewhere(easel):
+    tokens, known = torch.arange(16).view(4, 4) % 9, torch.rand(4, 4, generator=torch.manual_seed(0)) < 0.4
+    canvas = pictures.empty(easel)
+    shown, whole = (read(pictures.frame(easel, canvas, tokens, some)) for some in (known, torch.ones_like(known)))
+    assert (shown == np.where(known, whole, 128)).all()
+    assert (read(pictures.frame(easel, canvas, tokens, torch.zeros_like(known))) == 128).all()
+
+
+def read(image: str) -> np.ndarray:
+    return np.asarray(Image.open(io.BytesIO(base64.b64decode(image))))
+
+
 def test_what_was_kept_of_a_sent_picture_comes_back(models):
-    import base64
-    import io
-
-    from PIL import Image
-
     host = Still("pictures", models["pictures"])
     before = (np.arange(16, dtype=np.uint8) * 16).reshape(4, 4)
     file = io.BytesIO()
@@ -189,7 +227,7 @@ def test_what_was_kept_of_a_sent_picture_comes_back(models):
     (row,) = pictures.rows_of(host, canvas, pictures.PictureSettings(seed=1))
     finish(host, [row])
     answer = pictures.answer(host, canvas, row, 0.0)
-    after = np.asarray(Image.open(io.BytesIO(base64.b64decode(answer["image"]))))
+    after = read(answer["image"])
     kept = ~np.array(mask)
     assert (after[kept] == before[kept]).all()
     assert (np.array(answer["came"])[kept] == -1).all()

@@ -1,5 +1,6 @@
 """The API over real connections: answers, streams, limits, one-line errors, the key, the figures."""
 
+import asyncio
 import base64
 import json
 import re
@@ -10,6 +11,10 @@ import time
 import pytest
 
 import maskless
+from maskless.serve import texts
+from maskless.serve.host import Limits
+from maskless.serve.metrics import Metrics
+from maskless.serve.state import State
 
 HEAD = b"POST /v1/fill HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\nContent-Length: %d\r\n\r\n"
 
@@ -72,6 +77,17 @@ def test_a_stream_tells_each_step_and_then_the_whole(server, how):
             seen += 1
     assert seen == 14
     assert tokens == [text["tokens"] for text in done["texts"]] == [text["tokens"] for text in whole["texts"]]
+
+
+def test_each_token_is_told_with_the_step_of_its_own_text(server):
+    """Counts are drawn for each text, and may be 0: then texts are at different steps at the same time."""
+    body = {"text": "anna [9] the ___ .", "steps": 9, "seed": 2, "n": 5, "counts": "mdlm", "stream": True}
+    _, *steps, (_, done) = server.post("/v1/fill", body).events
+    told = {(one["row"], one["position"]): step["step"] for _, step in steps for one in step["decided"]}
+    came = {
+        (row, i): step for row, text in enumerate(done["texts"]) for i, step in enumerate(text["came"]) if step >= 0
+    }
+    assert told == came
 
 
 def test_alternatives_are_probabilities_that_fall(server):
@@ -158,7 +174,10 @@ def test_pictures_are_drawn_filled_and_streamed(server, models):
 WRONG = [
     ("/v1/fill", {"text": "no gap"}, 400, r"no gap .* write \[8\]"),
     ("/v1/fill", {"text": "a [0]"}, 400, r"gap \[0\]"),
-    ("/v1/fill", {"text": "a [999]"}, 400, r"1000 tokens long.*at most 48"),
+    ("/v1/fill", {"text": "a [999]"}, 400, r"999 tokens long.*at most 48"),
+    ("/v1/fill", {"text": "a b c d e f [44]"}, 400, r"tokens long with its gaps: expected at most 48"),
+    ("/v1/fill", {"text": "[1000000]" * 5000}, 400, r"5,000,000,000 tokens long"),
+    ("/v1/fill", {"text": "[99999999999]"}, 400, r"gap \[99999999999\]"),
     ("/v1/fill", {"text": "a [3]", "steps": 0}, 422, r"steps: .*greater than or equal to 1"),
     ("/v1/fill", {"text": "a [3]", "steps": 65}, 400, r"65 steps are more than the server allows: 64"),
     ("/v1/fill", {"text": "a [3]", "n": 9}, 400, r"n is 9: expected at most 8"),
@@ -346,13 +365,70 @@ def test_a_body_that_does_not_arrive_is_not_waited_for(slow, monkeypatch):
     lazy.close()
 
 
+@pytest.mark.parametrize("start", [b"", b"POST /v1/fill HTTP/1.1\r\nHost: loc"])
+def test_half_a_head_is_not_waited_for(slow, monkeypatch, start):
+    from maskless.serve import connection
+
+    monkeypatch.setattr(connection, "PATIENCE", 0.2)
+    server = slow(0)
+    lazy = socket.create_connection(("127.0.0.1", server.port), timeout=10)
+    lazy.sendall(start)
+    assert lazy.recv(1000) == b""
+    lazy.close()
+
+
+def test_a_connection_may_rest_between_requests(slow, monkeypatch):
+    from maskless.serve import connection
+
+    monkeypatch.setattr(connection, "PATIENCE", 0.1)
+    connection = slow(0.15).connect()
+    for _ in range(2):
+        connection.request("POST", "/v1/fill", b'{"text": "a [3]"}', {"content-type": "application/json"})
+        answer = connection.getresponse()
+        assert answer.status == 200
+        assert answer.read()
+        time.sleep(0.15)
+    connection.close()
+
+
+def test_a_step_that_does_not_come_back_is_not_waited_for(slow):
+    server = slow(1.0, seconds=0.2)
+    for stream in (False, True):
+        begun = time.monotonic()
+        answer = server.post("/v1/fill", {"text": "a [3]", "stream": stream})
+        assert time.monotonic() - begun < 0.9
+        assert "time limit" in (answer.events[-1][1]["error"]["message"] if stream else answer.message)
+    wait_for(lambda: server.hosts["pgm"].batcher.active == 0)
+    assert server.hosts["pgm"].batcher.counts.late == 2
+
+
+def test_a_stream_that_nobody_reads_is_cut_off(server):
+    host = server.hosts["pgm"]
+    rows = texts.rows_of(host, texts.from_template(host, "a [3]"), texts.Settings())
+
+    async def unread():
+        state = State([host], Limits(seconds=0.1), Metrics())
+        nothing = {"landed": None, "ended": None}
+        answer = state.stream(host, rows, opened=[b"x"], **nothing)
+        answer.seconds = 0.1
+        waiting = asyncio.Event()
+
+        async def never(*_):
+            await waiting.wait()
+
+        await asyncio.wait_for(answer({"type": "http", "asgi": {"spec_version": "2.3"}}, never, never), 10)
+        return answer.ticket.job.cancelled
+
+    assert asyncio.run(unread())
+
+
 def test_a_broken_step_is_a_500_without_a_trace(slow):
     server = slow(0)
 
-    def broken(problems):
+    def broken(rows):
         raise RuntimeError("secret detail")
 
-    server.hosts["pgm"].batcher.network = broken
+    server.hosts["pgm"].batcher.answers.logits = broken
     answer = server.post("/v1/fill", {"text": "a [3]"})
     assert answer.status == 500
     assert "secret" not in answer.message

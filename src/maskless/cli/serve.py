@@ -7,11 +7,15 @@ from typing import Annotated
 import typer
 
 from maskless.cli import show
-from maskless.cli.generate import MODEL
+
+SHIPPED = ("stories", "stories-mdlm", "cifar10")  # what is served where no model is named, as far as it is there
 
 
 def serve(
-    model: MODEL,
+    model: Annotated[
+        str | None,
+        typer.Argument(help="A run or model folder, a hub id, or a released file. Default: the shipped models."),
+    ] = None,
     mdlm: Annotated[str | None, typer.Option(help="A second model of text, to race against the first.")] = None,
     pictures: Annotated[str | None, typer.Option(help="A model of pictures.")] = None,
     host: Annotated[str, typer.Option(help="0.0.0.0 lets other machines in: give an --api-key then.")] = "127.0.0.1",
@@ -28,6 +32,8 @@ def serve(
 ) -> None:
     """Serve a live page and an API, on this machine only unless you say otherwise.
 
+    maskless serve
+
     maskless serve runs/my --mdlm runs/my-mdlm --pictures runs/digits
 
     curl localhost:8000/v1/fill --json '{"text": "The \\[8] sat on \\[12].", "steps": 16}'
@@ -38,10 +44,23 @@ def serve(
 
     limits = Limits(length=max_length, steps=max_steps, batch=batch, queue=queue, seconds=timeout)
     address = Address(host=host, port=port, key=api_key)
-    hosts = load([source for source in (model, mdlm, pictures) if source is not None], limits, device=device)
+    named = [source for source in (model, mdlm, pictures) if source is not None]
+    hosts = load(named or shipped_models(), limits, device=device)
 
     def ready(page: str) -> None:
         names = ", ".join(one.name for one in hosts)
         show.out.print(f"{page}  ({names}; Ctrl-C stops)", highlight=False, soft_wrap=True)
+        if not address.local and api_key is None:
+            show.err.print("Anyone who reaches this machine can use it: give an --api-key.", highlight=False)
 
     listen(hosts, limits, address, ready=ready)
+
+
+def shipped_models() -> list[str]:
+    """Those that come with this version."""
+    from maskless import shipped
+
+    found = [name for name in SHIPPED if name in shipped.names()]
+    if not found:
+        raise ValueError("no models are shipped with this version: expected a MODEL, as in: maskless serve runs/my")
+    return found

@@ -53,7 +53,7 @@ class Body(Protocol):
 class Memory(Protocol):
     """A body at work on a board of some size, with its buffers."""
 
-    caches: bool  # what is not encoded in one step must be in a later one
+    caches: tuple[Tensor, ...]  # (layers, 2, B, h, N, d) each; with them, a later step must encode what one left out
     norms: OpenNorms
 
     def __call__(self, board: Board, context: Offsets, targets: Offsets, whole: bool) -> tuple[Tensor, Tensor]:
@@ -154,13 +154,16 @@ class PartitionBody:
 
 class _PartitionMemory:
     def __init__(self, body: PartitionBody, rows: int, slots: int, keeps: bool):
-        self.body, self.caches = body, keeps
+        self.body = body
         self.norms: OpenNorms = body.norms.open(rows)
-        self.encoded = body.encoder.cache(rows, slots) if keeps else None
+        self.encoded: Tensor | None = None
+        self.caches: tuple[Tensor, ...] = ()
         if keeps:
             first = body.swap.first
             shape = 2, rows, body.heads, slots, first.shape[1] // body.heads
+            self.encoded = body.encoder.cache(rows, slots)
             self.found, self.rest = first.new_zeros(1, *shape), first.new_zeros(len(body.decoder), *shape)
+            self.caches = self.encoded, self.found, self.rest
 
     def __call__(self, board: Board, context: Offsets, targets: Offsets, whole: bool) -> tuple[Tensor, Tensor]:
         body, swap = self.body, self.body.swap
@@ -216,7 +219,7 @@ class MaskedBody:
 
 
 class _MaskedMemory:
-    caches = False
+    caches: tuple[Tensor, ...] = ()
 
     def __init__(self, body: MaskedBody, rows: int):
         self.body = body
@@ -260,10 +263,9 @@ class CausalBody:
 
 
 class _CausalMemory:
-    caches = True
-
     def __init__(self, body: CausalBody, rows: int, slots: int):
         self.encoder, self.cache = body.encoder, body.encoder.cache(rows, slots)
+        self.caches: tuple[Tensor, ...] = (self.cache,)
         self.norms: OpenNorms = body.norms.open(rows)
 
     def __call__(self, board: Board, context: Offsets, targets: Offsets, whole: bool) -> tuple[Tensor, Tensor]:

@@ -162,7 +162,7 @@ class _Way:
         encoded = torch.zeros_like(starts) if anew else self.encoded
         whole, guided = bool((encoded[busy] == 0).all()), False
         if self.weights is not None:
-            guided = self.run.memory.caches or bool(self.weights[busy, number].any())
+            guided = bool(self.run.memory.caches) or bool(self.weights[busy, number].any())
         self.run.step(starts, ends, torch.where(busy, starts - encoded, 0), whole, guided)
         self.encoded = torch.where(busy, starts, encoded)
 

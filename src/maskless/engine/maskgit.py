@@ -50,7 +50,7 @@ def _layer(block: object, maps: Maps) -> Layer:
 
 
 class _MaskGITMemory:
-    caches = False
+    caches: tuple[Tensor, ...] = ()
 
     def __init__(self, body: MaskGITBody, rows: int):
         self.body = body

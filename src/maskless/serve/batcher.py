@@ -13,8 +13,7 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
-from maskless.nn import Network
-from maskless.serve.rows import Landed, Row, Rules, advance, batches
+from maskless.serve.rows import Answers, Landed, Row, Rules, advance, batches
 from maskless.serve.turns import Turns
 
 log = logging.getLogger("maskless.serve")
@@ -22,6 +21,13 @@ log = logging.getLogger("maskless.serve")
 
 class BusyError(Exception):
     """The server cannot take or finish this request now."""
+
+
+class LateError(BusyError):
+    """The time for this request is over."""
+
+    def __init__(self) -> None:
+        super().__init__("not done within the time limit: ask for fewer steps or a shorter text")
 
 
 @dataclass(eq=False)
@@ -43,6 +49,10 @@ class Job:
     @property
     def late(self) -> bool:
         return time.monotonic() > self.deadline
+
+    @property
+    def gone(self) -> bool:
+        return self.cancelled or self.late
 
 
 @dataclass
@@ -75,7 +85,7 @@ class Batcher:
     def __init__(
         self,
         name: str,
-        network: Network,
+        answers: Answers,
         rules: Rules,
         vocab: int,
         *,
@@ -83,7 +93,7 @@ class Batcher:
         queue: int = 64,
         turns: Turns | None = None,
     ):
-        self.name, self.network, self.rules, self.vocab = name, network, rules, vocab
+        self.name, self.answers, self.rules, self.vocab = name, answers, rules, vocab
         self.turns = turns or Turns()  # shared by the models of a server
         self.batch, self.queue = batch, queue
         self.counts = Counts()
@@ -99,9 +109,11 @@ class Batcher:
         with self.changed:
             if self.closing:
                 raise BusyError("the server is stopping")
-            if len(self.pending) >= self.queue:
+            if self._waiting >= self.queue:
+                self._tell([job for job in self.pending if job.gone and not job.started])
+            if (waiting := self._waiting) >= self.queue:
                 self.counts.refused += 1
-                raise BusyError(f"the queue is full: {len(self.pending)} requests wait already, try again in a moment")
+                raise BusyError(f"the queue is full: {waiting} requests wait already, try again in a moment")
             self.pending.append(job)
             self.changed.notify()
 
@@ -116,35 +128,54 @@ class Batcher:
     def active(self) -> int:
         return len(self.seats)
 
+    @property
+    def _waiting(self) -> int:
+        """Jobs that will find no seat before the next step."""
+        return len(self.pending) - (self.batch - len(self.seats))
+
     def _work(self) -> None:
-        while True:
-            with self.changed:
-                if not (self.seats or self.pending):
-                    self.turns.leave(self.name)
-                while not (self.seats or self.pending or self.closing):
-                    self.changed.wait()
-                if self.closing:
-                    self.turns.leave(self.name)
-                    return self._dismiss()
-                self._leave()
-                self._admit()
-            for group in batches([seat.row for seat in self.seats], self.vocab):
-                self._step(group)
+        while self._ready():
+            rows = [seat.row for seat in self.seats]
+            try:
+                self.answers.keep(rows)
+                for group in batches(rows, self.vocab):
+                    self._step(group)
+                if not self.seats:
+                    self.answers.keep([])
+            except Exception as error:  # whatever it was, nobody waits for ever
+                log.exception("the batcher failed")
+                self._fail({seat.job for seat in self.seats}, error)
+        self.turns.leave(self.name)
+        for job in dict.fromkeys([*(seat.job for seat in self.seats), *self.pending]):
+            job.on_end(BusyError("the server is stopping"))
+        self.seats, self.pending = [], deque()
+
+    def _ready(self) -> bool:
+        """Wait for work, see who leaves and who sits down; false when there is to be no more."""
+        with self.changed:
+            if not (self.seats or self.pending):
+                self.turns.leave(self.name)
+            self.changed.wait_for(lambda: self.seats or self.pending or self.closing)
+            self._leave()
+            self._admit()
+            return not self.closing
 
     def _leave(self) -> None:
         """Free the seats of jobs that were cancelled or are late, and forget those that wait."""
-        jobs = dict.fromkeys([*(seat.job for seat in self.seats), *self.pending])
-        gone = [job for job in jobs if job.cancelled or job.late]
-        if not gone:
-            return
+        gone = [job for job in dict.fromkeys([*(seat.job for seat in self.seats), *self.pending]) if job.gone]
+        if gone:
+            self.seats = [seat for seat in self.seats if seat.job not in gone]
+            self._tell(gone)
+
+    def _tell(self, gone: list[Job]) -> None:
+        """Jobs that have no seat any more wait no longer."""
         for job in gone:
-            if job.cancelled:
-                self.counts.cancelled += 1
-            else:
+            if job.late:
                 self.counts.late += 1
-                job.on_end(BusyError("not done within the time limit: ask for fewer steps or a shorter text"))
+                job.on_end(LateError())
+            else:
+                self.counts.cancelled += 1
         self.pending = deque(job for job in self.pending if job not in gone)
-        self.seats = [seat for seat in self.seats if seat.job not in gone]
 
     def _admit(self) -> None:
         while self.pending and len(self.seats) < self.batch:
@@ -156,15 +187,23 @@ class Batcher:
 
     def _step(self, group: list[Row]) -> None:
         seats = {id(seat.row): seat for seat in self.seats}
+        group = [row for row in group if id(row) in seats]  # their job may have failed in another group
+        if not group:
+            return
         try:
             with self.turns.turn(self.name):
                 begin = time.perf_counter()
-                landed = advance(group, self.network, self.rules)
+                landed = advance(group, self.answers, self.rules)
                 self.counts.seconds += time.perf_counter() - begin
-        except Exception as error:  # of one batch: the server goes on with the next
-            log.exception("a step failed")
+        except Exception as error:
+            log.exception("a step of %d rows failed", len(group))
             self.counts.failed += 1
-            self._fail({seats[id(row)].job for row in group}, error)
+            jobs = dict.fromkeys(seats[id(row)].job for row in group)
+            if len(jobs) == 1:
+                self._fail(set(jobs), error)
+                return
+            for job in jobs:  # one by one: it may be the fault of one of them, or of all being too much at once
+                self._step([row for row in group if seats[id(row)].job is job])
             return
         self.counts.steps += 1
         self.counts.rows += len(group)
@@ -187,8 +226,3 @@ class Batcher:
             self.seats = [seat for seat in self.seats if seat.job not in jobs]
         for job in jobs:
             job.on_end(error)
-
-    def _dismiss(self) -> None:
-        for job in dict.fromkeys([*(seat.job for seat in self.seats), *self.pending]):
-            job.on_end(BusyError("the server is stopping"))
-        self.seats, self.pending = [], deque()

@@ -13,11 +13,9 @@ from torch import Tensor
 from maskless.checkpoint import Model
 from maskless.codec.text import TextCodec, starts_with_space
 from maskless.codec.vq import ImageCodec
-from maskless.engine import Engine, serves
 from maskless.images import grid_of
-from maskless.nn import Network, autocast
 from maskless.nn.causal import CausalTransformer
-from maskless.problems import Problems
+from maskless.serve.answers import answers_of
 from maskless.serve.batcher import Batcher
 from maskless.serve.rows import Rules
 from maskless.serve.turns import Turns
@@ -52,8 +50,10 @@ class Host:
         self.name, self.model, self.limits = name, model.eval(), limits
         if model.codec is None:
             raise ValueError(f"the model {name} brings no tokenizer or codec: convert it with one first")
-        sizes = {"batch": limits.batch, "queue": limits.queue}
-        self.batcher = Batcher(name, answering(model), self._rules(), self.vocab, turns=turns, **sizes)
+        rules = self._rules()
+        answers = answers_of(model, rules)
+        batch = min(limits.batch, answers.room)
+        self.batcher = Batcher(name, answers, rules, self.vocab, batch=batch, queue=limits.queue, turns=turns)
 
     @property
     def pictures(self) -> bool:
@@ -137,19 +137,6 @@ class Host:
             spaced = spaced.to(device)
         never = tuple(range(self.text.vocab, self.vocab))  # ids without a text, a mask among them
         return Rules(device, never=never, spaced=spaced)
-
-
-def answering(model: Model) -> Network:
-    """What answers the problems of a model: its engine where there is one, else the network itself."""
-    network = model.network
-    if serves(network) and not isinstance(network, CausalTransformer):
-        return Engine(network).answer
-
-    def answer(problems: Problems) -> Tensor:
-        with torch.no_grad(), autocast(model.device):
-            return network(problems)
-
-    return answer
 
 
 def name_of(source: str, taken: set[str]) -> str:

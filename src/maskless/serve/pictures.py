@@ -22,6 +22,7 @@ from maskless.data.image_pixels import decode, fit
 from maskless.images import IMAGE_ORDERS, class_ids, grid_of
 from maskless.logits import row_keys
 from maskless.order import COUNTS, ORDERS, Order, after_lead, halton
+from maskless.pictures import nearest_known
 from maskless.sampling import Guidance, Truncation, plan
 from maskless.serve.host import Host
 from maskless.serve.rows import Landed, Row
@@ -29,6 +30,7 @@ from maskless.serve.texts import rounded
 
 FORMATS = {b"\x89PNG\r\n\x1a\n": "PNG", b"\xff\xd8\xff": "JPEG"}  # by their first bytes
 PIXELS = 1 << 22  # of a picture that is sent
+GREY = np.uint8(128)  # where nothing is known
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -150,26 +152,22 @@ def rows_of(host: Host, canvas: Canvas, settings: PictureSettings) -> list[Row]:
     return [row]
 
 
-def opening(host: Host, row: Row) -> dict[str, Any]:
+def opening(host: Host, canvas: Canvas, row: Row) -> dict[str, Any]:
     """What a client can show before anything is drawn."""
     h, w = grid_of(host.model)
-    known = [step < 0 for step in row.came[1:]]
-    for position in row.order[row.start :].tolist():
-        known[position - 1] = False
     about = {"model": host.name, "steps": row.steps, "grid": [h, w], "unknown": row.left()}
-    return about | {"known": [known[i * w : (i + 1) * w] for i in range(h)], "image": png(host, row.tokens)}
+    return about | {"known": canvas.known.tolist(), "image": frame(host, canvas, canvas.tokens, canvas.known)}
 
 
-def landing(host: Host, tokens: Tensor | None, steps: list[tuple[int, Landed]]) -> dict[str, Any]:
-    """What a step decided; tokens (L,): what is known by now, to be drawn as a frame."""
+def landing(host: Host, image: str | None, steps: list[tuple[int, Landed]]) -> dict[str, Any]:
+    """What a step decided, perhaps with a picture of what is known by now."""
     _, w = grid_of(host.model)
     (_, landed) = steps[0]
     decided = [
         {"row": (place - 1) // w, "column": (place - 1) % w, "token": token, "probability": rounded(chance)}
         for place, token, chance in zip(landed.positions, landed.tokens, landed.probabilities, strict=True)
     ]
-    frame = {} if tokens is None else {"image": png(host, tokens)}
-    return {"step": landed.step, "decided": decided} | frame
+    return {"step": landed.step, "decided": decided} | ({} if image is None else {"image": image})
 
 
 def answer(host: Host, canvas: Canvas, row: Row, seconds: float) -> dict[str, Any]:
@@ -182,19 +180,31 @@ def answer(host: Host, canvas: Canvas, row: Row, seconds: float) -> dict[str, An
         "label": None if row.label is None else names[row.label] if row.label < len(names) else str(row.label),
         "steps": row.steps,
         "seconds": round(seconds, 4),
-        "image": png(host, row.tokens, canvas),
+        "image": _png(_pixels(host, canvas, tokens)),
         "tokens": tokens.tolist(),
         "came": came.tolist(),
     }
 
 
-def png(host: Host, tokens: Tensor, canvas: Canvas | None = None) -> str:
-    """The base64 of a PNG of a row's tokens; pixels that were sent and kept come back as they were."""
-    h, w = grid_of(host.model)
-    cells = tokens[1:].unflatten(0, (h, w))[None].to(host.model.device)
-    pixels = to_pixels(host.codec.decode(cells).cpu())[0].numpy()
-    if canvas is not None and canvas.pixels is not None and canvas.kept is not None:
-        pixels = np.where(canvas.kept[:, :, None], canvas.pixels, pixels)
+def frame(host: Host, canvas: Canvas, tokens: Tensor, known: Tensor) -> str:
+    """The base64 of a PNG of what is known, grey elsewhere.  (h, w), (h, w)
+
+    A codec lets neighbours mix: what is not known is decoded as the nearest cell that is, so that it does not show.
+    """
+    factor = host.codec.factor
+    shown = known.repeat_interleave(factor, 0).repeat_interleave(factor, 1).numpy()
+    return _png(np.where(shown[:, :, None], _pixels(host, canvas, nearest_known(tokens, known)), GREY))
+
+
+def _pixels(host: Host, canvas: Canvas, tokens: Tensor) -> np.ndarray:
+    """Decoded tokens (h, w); pixels that were sent and kept are as they were.  -> (H, W, C) bytes"""
+    pixels: np.ndarray = to_pixels(host.codec.decode(tokens[None].to(host.model.device)).cpu())[0].numpy()
+    if canvas.pixels is None or canvas.kept is None:
+        return pixels
+    return np.where(canvas.kept[:, :, None], canvas.pixels, pixels)
+
+
+def _png(pixels: np.ndarray) -> str:
     file = io.BytesIO()
     Image.fromarray(pixels[:, :, 0] if pixels.shape[2] == 1 else pixels).save(file, "PNG")
     return base64.b64encode(file.getvalue()).decode("ascii")

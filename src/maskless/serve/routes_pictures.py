@@ -6,6 +6,7 @@ import asyncio
 from collections.abc import AsyncIterator
 from typing import Any
 
+import torch
 from fastapi import APIRouter, Request
 
 from maskless.serve import pictures
@@ -27,15 +28,17 @@ def picture_routes(state: State) -> APIRouter:
         if not wants_stream(request, body.stream):
             seconds = await state.whole(request, host, rows)
             return await asyncio.to_thread(pictures.answer, host, canvas, row, seconds)
-        first = await asyncio.to_thread(pictures.opening, host, row)
-        seen = row.tokens.clone()  # the row itself may be further on when a frame is drawn
+        first = await asyncio.to_thread(pictures.opening, host, canvas, row)
+        tokens, known = canvas.tokens.clone(), canvas.known.clone()  # the row itself may be further on by then
 
         async def landed(steps: Steps, seconds: float) -> AsyncIterator[bytes]:
+            image = None
             for _, one in steps:
-                seen[one.positions] = seen.new_tensor(one.tokens)
-            frame = seen if body.frames else None
-            said = await asyncio.to_thread(pictures.landing, host, frame, steps)
-            yield event("step", said | {"seconds": round(seconds, 4)})
+                cells = torch.tensor(one.positions) - 1
+                tokens.view(-1)[cells], known.view(-1)[cells] = torch.tensor(one.tokens), True
+            if body.frames:
+                image = await asyncio.to_thread(pictures.frame, host, canvas, tokens, known)
+            yield event("step", pictures.landing(host, image, steps) | {"seconds": round(seconds, 4)})
 
         return state.stream(
             host,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import time
 import uuid
@@ -35,17 +36,18 @@ STREAMS: dict[int | str, dict[str, Any]] = {
 
 
 def text_routes(state: State) -> APIRouter:
-    """The router of all of them."""
+    """The router of all of them; long texts are read in threads, so that the event loop stays free."""
     router = APIRouter(tags=["text"])
 
     async def run(request: Request, host: Host, gapped: texts.Gapped, settings: texts.Settings, stream: bool) -> Any:
-        rows = texts.rows_of(host, gapped, _checked(state, settings))
+        rows = await asyncio.to_thread(texts.rows_of, host, gapped, _checked(state, settings))
         if not wants_stream(request, stream):
             seconds = await state.whole(request, host, rows)
             return texts.answer(host, gapped, rows, seconds)
 
         async def landed(steps: Steps, seconds: float) -> AsyncIterator[bytes]:
-            yield event("step", texts.landing(host, steps) | {"seconds": round(seconds, 4)})
+            for one in texts.landings(host, steps):
+                yield event("step", one | {"seconds": round(seconds, 4)})
 
         return state.stream(
             host,
@@ -58,14 +60,14 @@ def text_routes(state: State) -> APIRouter:
     @router.post("/v1/generate", response_model=TextAnswer, responses=STREAMS, summary="Write texts from a prompt")
     async def generate(request: Request, body: GenerateRequest) -> Any:
         host = state.host(body.model)
-        gapped = texts.from_prompt(host, body.prompt, body.length)
+        gapped = await asyncio.to_thread(texts.from_prompt, host, body.prompt, body.length)
         return await run(request, host, gapped, texts.Settings(**fields(body, texts.Settings)), body.stream)
 
     @router.post("/v1/fill", response_model=TextAnswer, responses=STREAMS, summary="Fill the gaps of a text")
     async def fill(request: Request, body: FillRequest) -> Any:
         host = state.host(body.model)
         if body.text is not None:
-            gapped = texts.from_template(host, texts.blanks(body.text))
+            gapped = await asyncio.to_thread(texts.from_template, host, texts.blanks(body.text))
         else:
             gapped = texts.from_tokens(host, body.tokens or [], body.spaced)
         return await run(request, host, gapped, texts.Settings(**fields(body, texts.Settings)), body.stream)
@@ -86,7 +88,7 @@ def text_routes(state: State) -> APIRouter:
     @router.post("/v1/completions", response_model=CompletionAnswer, responses=STREAMS, summary="As OpenAI's")
     async def completions(request: Request, body: CompletionRequest) -> Any:
         host = state.host(body.model)
-        completion = _Completion(host, body)
+        completion = await asyncio.to_thread(_Completion, host, body)
         settings = texts.Settings(
             steps=body.steps,
             seed=0 if body.seed is None else body.seed,
@@ -96,7 +98,7 @@ def text_routes(state: State) -> APIRouter:
             order=body.order,
             n=body.n,
         )
-        rows = texts.rows_of(host, completion.gapped, _checked(state, settings))
+        rows = await asyncio.to_thread(texts.rows_of, host, completion.gapped, _checked(state, settings))
         if not wants_stream(request, body.stream):
             await state.whole(request, host, rows)
             return completion.answer(rows)

@@ -9,15 +9,15 @@ Shapes: B rows, L length of a row, K steps of its plan, U targets of a step, V v
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
+from typing import Protocol
 
 import torch
 from torch import Tensor
 
 from maskless import logits as lg
-from maskless.nn import Network
-from maskless.problems import Offsets, Problems
-from maskless.sampling import DRAW, NOISE, Plan, Truncation, guided
+from maskless.problems import Offsets
+from maskless.sampling import DRAW, NOISE, Plan, Truncation
 
 CELLS = 1 << 25  # logits of one call: what more rows would need waits for the next call
 
@@ -88,6 +88,11 @@ class Row:
         return self.ends[-1] if self.confident else self.ends[self.number + 1]
 
     @property
+    def asked(self) -> Tensor:
+        """The positions that the step asks about."""
+        return self.order[self.start : self.end]
+
+    @property
     def weight(self) -> float:
         return self.weights[self.number] if self.weights else 0.0
 
@@ -115,6 +120,23 @@ class Row:
             self.number += 1
 
 
+class Answers(Protocol):
+    """A network, as rows ask it."""
+
+    @property
+    def room(self) -> int:
+        """How many rows may be under way at once."""
+        ...
+
+    def logits(self, rows: Sequence[Row]) -> Tensor:
+        """Logits at what the next step of each row asks about, guided where it is.  -> (U, V) float32"""
+        ...
+
+    def keep(self, rows: Sequence[Row]) -> None:
+        """All other rows have left."""
+        ...
+
+
 def batches(rows: Sequence[Row], vocab: int, cells: int = CELLS) -> list[list[Row]]:
     """Rows in groups whose logits fit into the memory that a call may take; a row that alone does not is alone."""
     groups: list[list[Row]] = []
@@ -130,43 +152,23 @@ def batches(rows: Sequence[Row], vocab: int, cells: int = CELLS) -> list[list[Ro
 
 
 @torch.no_grad()
-def advance(rows: Sequence[Row], network: Network, rules: Rules) -> list[Landed]:
-    """One step of every row, each at its own place in its own plan, by one call of the network."""
-    problems, owner = packed(rows, rules)
-    weights = torch.tensor([row.weight for row in rows])
-    answer = network if rules.dropped is None else guided(network, weights, rules.dropped)
-    logits = answer(problems.to(rules.device)).float()  # (U, V)
-    positions = problems.targets
-    drawn = _draw(logits, rows, owner, positions, rules)
+def advance(rows: Sequence[Row], answers: Answers, rules: Rules) -> list[Landed]:
+    """One step of every row, each at its own place in its own plan, by one call; rows change only if all is well."""
+    logits = answers.logits(rows)  # (U, V)
+    asked = [row.asked for row in rows]
+    offsets, positions = Offsets.from_lengths(torch.tensor([len(places) for places in asked])), torch.cat(asked)
+    drawn = _draw(logits, rows, offsets.owner, positions, rules)
     sure = lg.log_probability(logits, drawn.to(logits.device)).cpu().double()
-    landed, bounds = [], problems.target_offsets.bounds.tolist()
-    for row, begin, end in zip(rows, bounds, bounds[1:], strict=False):
-        places, tokens, chances = positions[begin:end], drawn[begin:end], sure[begin:end]
+    found, bounds = [], offsets.bounds.tolist()
+    for row, places, begin, end in zip(rows, asked, bounds, bounds[1:], strict=False):
+        tokens, chances = drawn[begin:end], sure[begin:end]
         if row.top:
             _keep(row, places, logits[begin:end])
         if row.confident:
             first = _surest(row, places, chances)
             places, tokens, chances = places[first], tokens[first], chances[first]
-        landed.append(row.land(places, tokens, chances))
-    return landed
-
-
-def packed(rows: Sequence[Row], rules: Rules) -> tuple[Problems, Tensor]:
-    """The problems of a step, and the row of each target.  -> Problems, (U,)"""
-    known = [row.order[: row.start] for row in rows]
-    asked = [row.order[row.start : row.end] for row in rows]
-    offsets, target_offsets = (Offsets.from_lengths(torch.tensor([len(x) for x in parts])) for parts in (known, asked))
-    problems = Problems(
-        tokens=torch.cat([row.tokens[places] for row, places in zip(rows, known, strict=True)]),
-        positions=torch.cat(known),
-        offsets=offsets,
-        targets=torch.cat(asked),
-        target_offsets=target_offsets,
-    )
-    if rules.dropped is not None:
-        labels = [rules.dropped if row.label is None else row.label for row in rows]
-        problems = replace(problems, labels=torch.tensor(labels))
-    return problems, target_offsets.owner
+        found.append((places, tokens, chances))
+    return [row.land(*decided) for row, decided in zip(rows, found, strict=True)]
 
 
 def _columns(row: Row) -> int:

@@ -8,10 +8,9 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from maskless import api
+from maskless.serve.guard import LOOPBACK
 from maskless.serve.host import Host, Limits, name_of
 from maskless.serve.turns import Turns
-
-GRACE = 5  # seconds that requests under way have to end when the server stops
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -27,6 +26,11 @@ class Address:
             raise ValueError(f"port {self.port} is out of range: expected 0 (any) to 65535")
         if self.key is not None and (len(self.key) < 8 or not self.key.isascii() or self.key.split() != [self.key]):
             raise ValueError("the key is too simple: expected 8 ASCII characters or more, without spaces")
+
+    @property
+    def local(self) -> bool:
+        """Whether only this machine can reach it."""
+        return self.host in LOOPBACK
 
 
 def load(sources: list[str], limits: Limits, *, device: str | None = None) -> list[Host]:
@@ -44,26 +48,17 @@ def serve(hosts: list[Host], limits: Limits, address: Address, *, ready: Callabl
     try:
         import uvicorn
 
+        from maskless.serve.connection import config_of
         from maskless.serve.web import build
     except ImportError as error:
         raise ValueError(f"the live page needs the extra web: pip install 'maskless[web]' ({error})") from None
     app = build(hosts, limits, key=address.key, address=address.host)
     listener = _bind(address)
     shown = f"[{address.host}]" if ":" in address.host else address.host
-    config = uvicorn.Config(
-        app,
-        log_level="warning",
-        access_log=False,
-        server_header=False,
-        timeout_graceful_shutdown=GRACE,
-        timeout_keep_alive=30,
-        h11_max_incomplete_event_size=1 << 16,
-        limit_concurrency=8 * (limits.queue + limits.batch),
-    )
     ready(f"http://{shown}:{listener.getsockname()[1]}")
     before = {number: signal.signal(number, _ignored) for number in (signal.SIGINT, signal.SIGTERM)}
     try:  # uvicorn raises the signal again when it has stopped: by then it has been heeded
-        uvicorn.Server(config).run(sockets=[listener])
+        uvicorn.Server(config_of(app, limits)).run(sockets=[listener])
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)

@@ -3,18 +3,21 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections.abc import AsyncIterator, Callable, Sequence
 from typing import Any
 
 from fastapi import Request
 from fastapi.responses import StreamingResponse
 
-from maskless.serve.batcher import BusyError, Job
+from maskless.serve.batcher import BusyError
 from maskless.serve.guard import problem
 from maskless.serve.host import Host, Limits
 from maskless.serve.metrics import Metrics
 from maskless.serve.rows import Row
 from maskless.serve.waiting import Steps, Ticket, event, kept_alive
+
+READING = 30.0  # seconds that a client has to read the last events
 
 
 class State:
@@ -72,20 +75,26 @@ class State:
 
         headers = {"cache-control": "no-store", "x-accel-buffering": "no"}
         answer = _Events(kept_alive(events()), media_type="text/event-stream", headers=headers)
-        answer.job = ticket.job
+        answer.ticket, answer.seconds = ticket, self.limits.seconds + READING
         return answer
 
 
 class _Events(StreamingResponse):
-    """A stream whose job is cancelled when it ends, also if the client left before the first event."""
+    """A stream whose job is cancelled when it ends, also if the client left before the first event.
 
-    job: Job
+    One that its client does not read is cut off some time after the job has to be done.
+    """
+
+    ticket: Ticket
+    seconds: float
 
     async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
         try:
-            await super().__call__(scope, receive, send)
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(self.seconds):
+                    await super().__call__(scope, receive, send)
         finally:
-            self.job.cancel()
+            self.ticket.cancel()
 
 
 def wants_stream(request: Request, asked: bool) -> bool:

@@ -18,6 +18,7 @@ from maskless.serve.rows import Landed, Row
 
 TEXT_ORDERS = (*ORDERS, "confidence")
 _BLANK = re.compile(r"\\(_{3,})|(_{3,})")
+_GAP = re.compile(r"(?<!\\)\[([0-9]{1,9})\]")  # one with more digits is refused where gaps are read
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -55,6 +56,9 @@ def literal(text: str) -> str:
 
 def from_template(host: Host, text: str) -> Gapped:
     """ "The [8] sat on ___." as tokens."""
+    gaps = sum(int(found) for found in _GAP.findall(text))
+    if gaps > host.length:  # before a token of them is made: a short request may ask for billions
+        raise ValueError(f"the gaps are {gaps:,} tokens long: expected at most {host.length} with the text")
     template, lead = parse_gaps(host.text, text), host.lead
     tokens = [token if known else None for token, known in zip(template.tokens, template.known, strict=True)]
     return Gapped([*lead, *tokens], frozenset(len(lead) + i for i in template.spaced), len(lead))
@@ -139,14 +143,14 @@ def opening(host: Host, gapped: Gapped, rows: Sequence[Row]) -> dict[str, Any]:
     }
 
 
-def landing(host: Host, steps: list[tuple[int, Landed]]) -> dict[str, Any]:
-    """What a step decided."""
-    decided = [
-        {"row": row, "position": position, "token": token, "text": host.piece(token), "probability": rounded(chance)}
-        for row, landed in steps
-        for position, token, chance in zip(landed.positions, landed.tokens, landed.probabilities, strict=True)
-    ]
-    return {"step": steps[0][1].step, "decided": decided}
+def landings(host: Host, steps: list[tuple[int, Landed]]) -> list[dict[str, Any]]:
+    """What was decided, step by step: rows that were computed together may be at different steps of their plans."""
+    decided: dict[int, list[dict[str, Any]]] = {}
+    for row, landed in steps:
+        for position, token, chance in zip(landed.positions, landed.tokens, landed.probabilities, strict=True):
+            one = {"row": row, "position": position, "token": token, "text": host.piece(token)}
+            decided.setdefault(landed.step, []).append(one | {"probability": rounded(chance)})
+    return [{"step": step, "decided": some} for step, some in sorted(decided.items())]
 
 
 def answer(host: Host, gapped: Gapped, rows: Sequence[Row], seconds: float) -> dict[str, Any]:

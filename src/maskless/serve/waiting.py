@@ -13,7 +13,7 @@ import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from typing import Any
 
-from maskless.serve.batcher import Batcher, Job
+from maskless.serve.batcher import Batcher, Job, LateError
 from maskless.serve.rows import Landed, Row
 
 Steps = list[tuple[int, Landed]]
@@ -33,6 +33,7 @@ class Ticket:
         on_step = self._landed if watched else None
         self.job = Job(rows, on_end=self._say, on_step=on_step, deadline=self.begun + seconds)
         batcher.submit(self.job)
+        self.timer = self.loop.call_later(seconds, self._say, LateError())  # also where a step does not come back
 
     @property
     def seconds(self) -> float:
@@ -53,7 +54,7 @@ class Ticket:
                     raise said
                 yield said
         finally:
-            self.job.cancel()
+            self.cancel()
 
     async def done(self, receive: Callable[[], Awaitable[Any]]) -> None:
         """Wait for the end of the job, or raise GoneError as soon as the client leaves."""
@@ -67,9 +68,14 @@ class Ticket:
             if isinstance(said, Exception):
                 raise said
         finally:
-            self.job.cancel()
+            self.cancel()
             for task in (leaving, ending):
                 task.cancel()
+
+    def cancel(self) -> None:
+        """Nobody waits any more."""
+        self.timer.cancel()
+        self.job.cancel()
 
 
 async def _left(receive: Callable[[], Awaitable[Any]]) -> None:

@@ -83,6 +83,7 @@ async function begin() {
   $("tab-write").hidden = !texts.length;
   $("tab-race").hidden = texts.length < 2;
   $("tab-pictures").hidden = !pictures.length;
+  document.querySelector(".tabs").hidden = tabs.filter((name) => !$(`tab-${name}`).hidden).length < 2;
   if (texts.length) {
     $("model").replaceChildren(...texts.map((model) => new Option(`${model.kind}: ${model.id}`, model.id)));
     $("steps").max = Math.min(128, texts[0].max_steps, texts[0].max_length);

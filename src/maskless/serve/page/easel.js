@@ -3,7 +3,7 @@
 import { stream } from "./api.js";
 import { $, Pacer, Replay, complain, hue, make, newSeed, pace, say, seedOf } from "./ui.js";
 
-let model, replay, running = null, frames = [], came = [], tokens = null, upload = null, painted = new Set(), cursor = null, brush = null;
+let model, replay, running = null, frames = [], came = [], tokens = null, upload = null, painted = new Set(), cursor = null, brush = null, asked = null;
 const canvas = () => $("easel");
 const cells = () => model.grid;
 
@@ -36,9 +36,11 @@ function settings(seed) {
     temperature: Number($("p-temperature").value), seed, frames: true, model: model.id };
 }
 
+// Who asks for the same again wants another one.
 export async function drawNew() {
-  upload = null;
-  await run("/v1/pictures", settings(seedOf("p-seed")));
+  let body = settings(seedOf("p-seed"));
+  if (JSON.stringify(body) === asked) body = { ...body, seed: $("p-seed").value = newSeed() };
+  if (await run("/v1/pictures", body)) asked = JSON.stringify(body);
 }
 
 async function inpaint() {
@@ -54,7 +56,7 @@ async function run(path, body) {
   complain(null);
   const control = running = new AbortController();
   $("draw-label").textContent = "Stop";
-  const before = { frames, came, painted }, pacer = new Pacer(0);
+  const before = { frames, came, painted }, pacer = new Pacer(0), steps = Number(replay.slider.max), hint = $("p-hint").textContent;
   try {
     await stream(path, body, {
       start: (data) => {
@@ -64,6 +66,8 @@ async function run(path, body) {
         painted = new Set();
         replay.ready(data.steps);
         replay.mark(0);
+        $("p-hint").textContent = data.unknown === came.length ? "Each step decides a few cells." : "Each step decides a few of the painted cells.";
+        frames[0].decode().then(marks, marks);
       },
       step: (data) => {
         const frame = picture(data.image);
@@ -76,20 +80,27 @@ async function run(path, body) {
       },
       done: (data) => pacer.push(() => {
         tokens = data.tokens;
-        upload = null;
+        forget();
         frames[data.steps + 1] = picture(data.image);
         remember(data);
         show(data.steps);
-        say(`Drawn${data.label === null ? "" : `: ${data.label}`} in ${data.steps} steps`);
+        const facts = `${data.steps} step${data.steps === 1 ? "" : "s"}, ${data.seconds.toFixed(1)} s`;
+        say(`Drawn: ${data.label ?? "a picture"}, ${facts}`);
+        $("p-hint").textContent = `${facts}. Paint a part to redraw it.`;
         canvas().setAttribute("aria-label", `A picture${data.label === null ? "" : ` of ${data.label}`}. Paint over a region to draw it anew: drag, or move with the arrow keys and press Space.`);
       }),
     }, control.signal);
     control.signal.addEventListener("abort", () => pacer.stop());
     await pacer.last;
+    control.signal.throwIfAborted();
+    return true;
   } catch (error) {
     pacer.stop();
     complain(error);
-    if (!frames.length) ({ frames, came, painted } = before);
+    ({ frames, came, painted } = before);
+    replay.ready(steps);
+    $("p-hint").textContent = hint;
+    return false;
   } finally {
     if (running === control) running = null;
     $("draw-label").textContent = "Draw";
@@ -165,6 +176,7 @@ function keys(event) {
 
 function marks() {
   $("inpaint").disabled = running !== null || painted.size === 0;
+  $("inpaint").classList.toggle("primary", painted.size > 0);
   $("unpaint").disabled = painted.size === 0;
   draw();
 }
@@ -173,9 +185,14 @@ function remember(data) {
   const all = { tokens: data.tokens, image: data.image, came: data.came.flat(), frames: [...frames], steps: data.steps };
   const button = make("button", { type: "button" }, make("img", { src: `data:image/png;base64,${data.image}`, alt: "" }));
   button.setAttribute("aria-label", `Back to this picture${data.label === null ? "" : ` of ${data.label}`}`);
-  button.addEventListener("click", () => { ({ tokens, came, frames } = all); upload = null; painted.clear(); replay.ready(all.steps); marks(); });
+  button.addEventListener("click", () => { ({ tokens, came, frames } = all); forget(); painted.clear(); replay.ready(all.steps); marks(); });
   $("recent").prepend(button);
   while ($("recent").children.length > 8) $("recent").lastChild.remove();
+}
+
+function forget() {
+  upload = null;
+  $("file").value = "";  // so that the same file can be chosen again
 }
 
 async function load() {
@@ -192,6 +209,7 @@ async function load() {
     came = new Array(cells()[0] * cells()[1]).fill(-1);
     painted.clear();
     replay.ready(0);
+    $("p-hint").textContent = "Paint over a part to redraw it.";
     complain(null);
     marks();
   } catch { complain(new Error("this file is not a picture that the browser can read")); }
