@@ -261,8 +261,8 @@ def test_closing_tells_those_who_wait(make):
 
 
 def test_models_side_by_side_share_the_time_and_not_the_steps(models):
-    """One whose steps take four times as long gets a quarter of them while both have work."""
-    turns, pauses = Turns(), {"quick": 0.002, "slow": 0.008}
+    """One whose steps take several times as long gets as many times fewer of them while both have work."""
+    turns, pauses = Turns(), {"quick": 0.005, "slow": 0.04}  # besides what they really take, which is the same
     hosts = [Host(name, models["pgm"], Limits(steps=100), turns) for name in pauses]
     at_once, inside = [], []
     for host in hosts:
@@ -271,7 +271,7 @@ def test_models_side_by_side_share_the_time_and_not_the_steps(models):
     quick.wait()
     done = len(slow.steps)
     slow.wait()
-    assert 5 <= done <= 22
+    assert 2 <= done <= 22
     assert max(at_once) == 1
     for host in hosts:
         host.batcher.close()

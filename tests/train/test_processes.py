@@ -116,7 +116,7 @@ def test_processes_agree_on_the_rate_the_end_and_the_evaluation(start, configure
     assert 0.4 <= shares[0] < 0.5  # of the minutes, 0.2 and 0.6 were over before; each step adds a tenth
     assert [share >= 1 for share in shares] == [False] * (len(shares) - 1) + [True]
     for n, expected in together.bounds(configure()).items():
-        assert found["bounds"][n] == pytest.approx(expected), n
+        assert found["bounds"][n] == pytest.approx(expected, nan_ok=True), n  # of one sequence there is no error
         assert expected["sequences"] == int(n)
 
 

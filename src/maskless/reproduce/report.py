@@ -181,7 +181,8 @@ def _panels(path: Path, measures: list[str], draw: Callable[[Any, str], None], w
         draw(panel, measure)
         panel.grid(alpha=0.3)
         panel.spines[["top", "right"]].set_visible(False)
-        panel.legend(frameon=False, fontsize=7)
+        if panel.get_legend_handles_labels()[0]:
+            panel.legend(frameon=False, fontsize=7)
     figure.tight_layout()
     write_aside(path, lambda aside: figure.savefig(aside, dpi=120, format="png"))
     pyplot.close(figure)
