@@ -45,6 +45,7 @@ def visit(browser, server):
     def open_page(url=None, ready=True, **how):
         context = browser.new_context(**{"viewport": {"width": 1100, "height": 800}, "reduced_motion": "reduce"} | how)
         context.set_default_timeout(10_000)
+        expect.set_options(timeout=15_000)
         contexts.append(context)
         page = context.new_page()
         page.on("pageerror", lambda error: wrong.append(str(error)))

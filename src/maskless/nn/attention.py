@@ -57,10 +57,14 @@ def turned_attention(
     return attention(rotate(q, ropes[0]), rotate(k, ropes[1]), v, *ends, causal=causal)
 
 
+def has_kernels(x: Tensor) -> bool:
+    """Whether our kernels can take it from where it is."""
+    return x.is_cuda and KERNELS is not None
+
+
 def _fits_kernels(q: Tensor) -> bool:
     """Wider heads need more shared memory than small GPUs have."""
-    low = q.is_cuda and q.dtype in (torch.bfloat16, torch.float16)
-    return low and KERNELS is not None and q.shape[2] in (16, 32, 64)
+    return has_kernels(q) and q.dtype in (torch.bfloat16, torch.float16) and q.shape[2] in (16, 32, 64)
 
 
 def _dense(q: Tensor, k: Tensor, v: Tensor, segments: int, causal: bool) -> Tensor:

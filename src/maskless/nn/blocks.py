@@ -18,7 +18,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from maskless.nn.attention import KERNELS, turned_attention
+from maskless.nn.attention import KERNELS, has_kernels, turned_attention
 from maskless.problems import Offsets
 
 Weights = tuple[Tensor, Tensor | None]
@@ -118,7 +118,7 @@ def spread(rows: Tensor, offsets: Offsets) -> Tensor:
         return rows
     if offsets.equal:  # the gradient is then a plain sum
         return rows[:, None].expand(-1, offsets.longest, -1).flatten(0, 1)
-    if rows.is_cuda and KERNELS is not None:
+    if has_kernels(rows):
         return _Spread.apply(rows, offsets.owner, offsets.bounds)
     return rows.index_select(0, offsets.owner)
 
@@ -146,7 +146,7 @@ def gelu(x: Tensor) -> Tensor:
 
 def linear_gelu(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
     """gelu(F.linear(x, weight, bias))  (T, D), (E, D), (E,) -> (T, E)"""
-    if x.is_cuda and KERNELS is not None and bias is not None:
+    if bias is not None and has_kernels(x):
         return _Gelu.apply(F.linear(x, weight), bias)
     return gelu(F.linear(x, weight, bias))
 
