@@ -2,6 +2,7 @@
 
 import gc
 import weakref
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -11,8 +12,8 @@ from maskless.engine import Engine, serves
 from maskless.engine import graphs as graphs_module
 from maskless.engine import run as run_module
 from maskless.engine.engine import SHAPES
-from maskless.engine.graphs import Graphs, Step
-from maskless.engine.run import Kind, Task
+from maskless.engine.graphs import Graphs
+from maskless.engine.run import Equal, Kind, Rounded, Task
 from maskless.logits import row_keys
 from maskless.order import COUNTS, ORDERS
 from maskless.problems import Offsets, split
@@ -44,13 +45,14 @@ def planned(kind: str, known: Tensor, keys: Tensor, steps: int, order: str = "ra
 
 
 class EveryStep:
-    """In place of captured graphs: each step is computed on the buffers that graphs would use, by its first launch."""
+    """In place of captured graphs: each step is computed, on the buffers that graphs would use."""
 
     def __init__(self):
-        self.kinds: dict[tuple, Step] = {}
+        self.shapes = []
 
-    def play(self, kind, step):
-        self.kinds.setdefault(kind, step).launch()
+    def play(self, shape, launch):
+        self.shapes.append(shape)
+        launch(shape)
 
 
 def pairs(steps):
@@ -87,9 +89,9 @@ def test_ragged_steps_are_rounded_for_graphs_without_changing_a_token(tiny, kind
         list(sample(network, tokens, way, keys, filter=Truncation()))
         engine.sample(mine, way, keys)
         assert torch.equal(mine, tokens), seed
-    kinds = next(iter(engine.runs.values())).graphs.kinds
+    shapes = next(iter(engine.runs.values())).graphs.shapes
     ragged = counts == "mdlm" or given == "ragged"
-    assert any(kind[0] == "rounded" for kind in kinds) == (ragged and kind in ("ordered", "masked"))
+    assert any(isinstance(shape, Rounded) for shape in shapes) == (ragged and kind in ("ordered", "masked"))
 
 
 @pytest.mark.parametrize("swap", ["residual", "released"])
@@ -274,26 +276,35 @@ def test_regular_spans_are_those_of_offsets(tiny):
 def test_steps_that_were_seen_are_captured_together_the_largest_first(monkeypatch):
     """Each step grows, so memory freed by a smaller one would never do for the next."""
     seen = []
-
-    class Replay:
-        def __init__(self, launch):
-            seen.append("capture")
-            launch()
-
-        def replay(self):
-            seen.append("replay")
-
+    graph = SimpleNamespace(capture_begin=lambda **_: seen.append("capture"), capture_end=lambda: None)
+    graph.replay = lambda: seen.append("replay")
     monkeypatch.setattr(torch.cuda, "graph_pool_handle", lambda: (0, 0))
+    monkeypatch.setattr(torch.cuda, "CUDAGraph", lambda: graph)
     monkeypatch.setattr(torch.cuda, "empty_cache", lambda: seen.append("free"))
     monkeypatch.setattr(graphs_module, "give_back_spare", lambda: None)
-    monkeypatch.setattr(Graphs, "_capture", lambda self, launch: Replay(launch))
     graphs = Graphs()
-    steps = {("step", n): Step(lambda n=n: seen.append(n), n) for n in (1, 3, 2)}
     for _ in range(3):
-        for kind, step in steps.items():
-            graphs.play(kind, step)
+        for n in (1, 3, 2):
+            graphs.play(Equal(1, n, 1, False), lambda shape: seen.append(shape.context))
     computed, captured = [1, 3, 2], ["free", "capture", 3, "capture", 2, "capture", 1]
     assert seen == computed + captured + 6 * ["replay"]
+
+
+def test_a_run_that_captures_is_gone_with_its_last_user(tiny, monkeypatch):
+    """No cycle holds it: memory of a GPU must not wait for the garbage collector."""
+    monkeypatch.setattr(torch.cuda, "graph_pool_handle", lambda: (0, 0))
+    monkeypatch.setattr(graphs_module, "give_back_spare", lambda: None)
+    engine, keys, known = Engine(tiny("position")), row_keys(0, torch.arange(B)), torch.zeros(B, L, dtype=torch.bool)
+    engine.graphs = True
+    engine.sample(torch.zeros(B, L, dtype=torch.long), planned("position", known, keys, 4), keys)
+    (run,) = map(weakref.ref, engine.runs.values())
+    assert len(run().graphs.seen) == 4
+    gc.disable()
+    try:
+        engine.close()
+        assert run() is None
+    finally:
+        gc.enable()
 
 
 @pytest.mark.gpu

@@ -8,6 +8,7 @@ from torch import Tensor, nn
 
 from maskless.engine import Engine, engine_of, serves
 from maskless.engine import run as run_module
+from maskless.engine.run import Equal, Rounded
 from maskless.engine.stream import Conditions
 from maskless.logits import row_keys
 from maskless.nn.maskgit import MaskGIT, MaskGITConfig
@@ -143,11 +144,11 @@ class EveryStep:
     """In place of captured graphs: each step is computed, on the buffers that graphs would use."""
 
     def __init__(self):
-        self.kinds: list[tuple] = []
+        self.shapes = []
 
-    def play(self, kind, step):
-        self.kinds.append(kind)
-        step.launch()
+    def play(self, shape, launch):
+        self.shapes.append(shape)
+        launch(shape)
 
 
 @pytest.mark.parametrize("weight", [0.0, 2.0])
@@ -161,7 +162,7 @@ def test_the_second_half_is_left_out_where_it_has_no_weight_and_nothing_is_cache
         both(network, engine, seed=seed, steps=4, weight=weight)
     (run,) = engine.runs.values()
     halves = [1, 1, 1, 1] if not weight else [2, 2, 2, 2] if kind == "ordered" else [1, 2, 2, 2]
-    assert [play[-1] for play in run.graphs.kinds] == 3 * halves
+    assert [shape.rows // B for shape in run.graphs.shapes] == 3 * halves
     assert run.board.at.shape == ((2 * B if weight else B + 1),)
 
 
@@ -179,7 +180,7 @@ def test_a_rare_refresh_caches_both_halves(monkeypatch):
     engine.sample(tokens, way, keys, on_step=rare.append, refresh=4, **how)
     assert pairs(rare[:1]) == pairs(exact[:1])
     run = engine.runs[next(reversed(engine.runs))]
-    assert [play[1:] for play in run.graphs.kinds] == [(2, 3, True, 2), *[(3, 3, False, 2)] * 3]
+    assert run.graphs.shapes == [Equal(2 * B, 2, 3, True), *[Equal(2 * B, 3, 3, False)] * 3]
 
 
 def test_ragged_steps_without_guidance_are_rounded(monkeypatch):
@@ -190,7 +191,7 @@ def test_ragged_steps_without_guidance_are_rounded(monkeypatch):
     engine.graphs = True
     both(network, engine, "ragged", weight=0.0)
     (run,) = engine.runs.values()
-    assert {play[0] for play in run.graphs.kinds} == {"rounded"}
+    assert {type(shape) for shape in run.graphs.shapes} == {Rounded}
 
 
 def test_modulations_are_computed_once_for_each_distinct_label(monkeypatch):

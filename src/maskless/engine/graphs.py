@@ -3,22 +3,28 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from typing import Generic, Protocol, TypeVar
 
 import torch
 
 SPARE = 1 / 8  # of the GPU's memory: more than that is not kept unused
 
 
-@dataclass(frozen=True)
-class Step:
-    """What a step launches, and how many tokens and targets it has."""
+class Shape(Protocol):
+    """What a step is captured for; equal shapes are the same step."""
 
-    launch: Callable[[], None]
-    size: int
+    @property
+    def size(self) -> int:
+        """Tokens and targets."""
+        ...
+
+    def __hash__(self) -> int: ...
 
 
-class Graphs:
+S = TypeVar("S", bound=Shape)
+
+
+class Graphs(Generic[S]):
     """The captured steps of one run, which share their memory.
 
     Steps of a full context grow, and memory that one of them freed never fits the next. So all that were seen are
@@ -27,32 +33,29 @@ class Graphs:
 
     def __init__(self) -> None:
         self.pool = torch.cuda.graph_pool_handle()
-        self.seen: dict[tuple[object, ...], Step] = {}
-        self.captured: dict[tuple[object, ...], torch.cuda.CUDAGraph] = {}
+        self.seen: set[S] = set()
+        self.captured: dict[S, torch.cuda.CUDAGraph] = {}
 
-    def play(self, kind: tuple[object, ...], step: Step) -> None:
-        if kind in self.captured:
-            self.captured[kind].replay()
-        elif kind in self.seen:
-            self._capture_seen()
-            self.captured[kind].replay()
+    def play(self, shape: S, launch: Callable[[S], None]) -> None:
+        if shape in self.captured:
+            self.captured[shape].replay()
+        elif shape in self.seen:
+            torch.cuda.empty_cache()  # a capture cannot take what the steps before it left unused
+            for one in sorted(self.seen, key=lambda one: one.size, reverse=True):
+                self.captured[one] = self._capture(one, launch)
+            self.seen.clear()
+            self.captured[shape].replay()
         else:
-            step.launch()
-            self.seen[kind] = step
+            launch(shape)
+            self.seen.add(shape)
             give_back_spare()
 
-    def _capture_seen(self) -> None:
-        torch.cuda.empty_cache()  # a capture cannot take what the steps before it left unused
-        for kind in sorted(self.seen, key=lambda kind: self.seen[kind].size, reverse=True):
-            self.captured[kind] = self._capture(self.seen[kind].launch)
-        self.seen.clear()
-
-    def _capture(self, launch: Callable[[], None]) -> torch.cuda.CUDAGraph:
+    def _capture(self, shape: S, launch: Callable[[S], None]) -> torch.cuda.CUDAGraph:
         """As torch.cuda.graph does it, without the garbage collection that costs more than the capture."""
         graph = torch.cuda.CUDAGraph()
         graph.capture_begin(pool=self.pool, capture_error_mode="thread_local")
         try:
-            launch()
+            launch(shape)
         finally:
             graph.capture_end()
         return graph

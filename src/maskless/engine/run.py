@@ -20,7 +20,7 @@ from maskless import logits as lg
 from maskless.engine import kernels
 from maskless.engine.board import Board
 from maskless.engine.bodies import Body, CausalBody, PartitionBody
-from maskless.engine.graphs import Graphs, Step
+from maskless.engine.graphs import Graphs
 from maskless.problems import Offsets
 from maskless.sampling import DRAW, Filter, Plan, Truncation
 
@@ -56,6 +56,32 @@ class Task:
         return values.gather(1, self.plan.came().gather(1, self.plan.order).clamp_min(0))
 
 
+@dataclass(frozen=True)
+class Equal:
+    """A step whose rows all have as many tokens to encode, and as many targets."""
+
+    rows: int
+    context: int
+    targets: int
+    whole: bool  # what is encoded is all that is known
+
+    @property
+    def size(self) -> int:
+        return self.rows * (self.context + self.targets)
+
+
+@dataclass(frozen=True)
+class Rounded:
+    """A ragged step, rounded up: tokens in all, and at most of a row."""
+
+    context: tuple[int, int]
+    targets: tuple[int, int]
+
+    @property
+    def size(self) -> int:
+        return self.context[0] + self.targets[0]
+
+
 class Run:
     """One kind of batch at work: static buffers, a stream of its own, and the captured steps.
 
@@ -79,7 +105,7 @@ class Run:
         self.bounds = torch.zeros(2, every + 1, dtype=torch.int32, device=device)
         self.bias = body.head.bias.index_fill(0, torch.tensor(kind.never, dtype=torch.long, device=device), -torch.inf)
         self.stream = torch.cuda.Stream(device) if device.type == "cuda" else None
-        self.graphs = Graphs() if graphs else None
+        self.graphs: Graphs[Equal | Rounded] | None = Graphs() if graphs else None
 
     def decided(self) -> Tensor:
         """The tokens, in the order of the plan.  -> (B, L)"""
@@ -130,37 +156,38 @@ class Run:
 
     def _take(self, starts: Tensor, counts: Tensor, context: Tensor, whole: bool, times: int) -> None:
         if _constant(counts) and _constant(starts) and _constant(context):
-            n, k, rows = int(context[0]), int(counts[0]), times * self.rows
-            step = Step(lambda: self._step(self._regular(rows, n), self._regular(rows, k), whole), rows * (n + k))
-            self._play(("equal", n, k, whole, times), step)
+            self._play(Equal(times * self.rows, int(context[0]), int(counts[0]), whole))
         elif self.grain and not whole:
-            self._rounded(context, counts)
+            self._play(self._rounded(context, counts))
         else:
             self._step(self._packed(context.repeat(times)), self._packed(counts.repeat(times)), whole)
 
-    def _rounded(self, context: Tensor, counts: Tensor) -> None:
-        """A ragged step: the spare row takes what is missing to round sizes, so few kinds of step serve a run."""
+    def _rounded(self, context: Tensor, counts: Tensor) -> Rounded:
+        """Lay out a ragged step: the spare row takes what is missing to round sizes, so few shapes serve a run."""
         spans = []
         for bounds, lengths in zip(self.bounds, (context, counts), strict=True):
             ends = lengths.cumsum(0)
             total = int(ends[-1]) + (-int(ends[-1]) % self.grain)
             bounds[1:] = torch.cat([ends, torch.tensor([total])]).to(bounds)
             longest = max(int(lengths.max()), total - int(ends[-1]))
-            spans.append((bounds, total, 1 << (longest - 1).bit_length()))
+            spans.append((total, 1 << (longest - 1).bit_length()))
         self.board.at[self.rows :] = self.grain
+        return Rounded(*spans)
 
-        # Offsets remember what they found out about their bounds, which change: each launch has its own.
-        def launch() -> None:
-            context_span, targets_span = (Offsets(*span) for span in spans)
-            self._step(context_span, targets_span, False)
-
-        self._play(("rounded", *(span[1:] for span in spans)), Step(launch, sum(total for _, total, _ in spans)))
-
-    def _play(self, kind: tuple[object, ...], step: Step) -> None:
+    def _play(self, shape: Equal | Rounded) -> None:
         if self.graphs is None:
-            step.launch()
+            self._launch(shape)
         else:
-            self.graphs.play(kind, step)
+            self.graphs.play(shape, self._launch)
+
+    def _launch(self, shape: Equal | Rounded) -> None:
+        if isinstance(shape, Equal):
+            context, targets = (self._regular(shape.rows, n) for n in (shape.context, shape.targets))
+            self._step(context, targets, shape.whole)
+        else:  # new offsets each time: they remember what they found out about their bounds, which change
+            spans = zip(self.bounds, (shape.context, shape.targets), strict=True)
+            context, targets = (Offsets(bounds, total, longest) for bounds, (total, longest) in spans)
+            self._step(context, targets, False)
 
     def _regular(self, rows: int, length: int) -> Offsets:
         return Offsets(self.segments[: rows + 1] * length, rows * length, length, equal=True)
