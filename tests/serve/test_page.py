@@ -308,6 +308,7 @@ def test_errors_are_shown_in_words(visit, shots):
     page.locator("#seed").fill("3")
     page.locator("#go").click()
     expect(page.get_by_role("alert")).to_be_hidden()
+    expect(page.locator("#facts")).to_contain_text("3 tokens in")  # all is done: a click on the way would stop it
     page.route("**/v1/fill", lambda route: route.abort())
     page.locator("#go").click()
     expect(page.get_by_role("alert")).to_contain_text("does not answer")

@@ -398,8 +398,8 @@ def test_a_step_that_does_not_come_back_is_not_waited_for(slow):
         answer = server.post("/v1/fill", {"text": "a [3]", "stream": stream})
         assert time.monotonic() - begun < 0.9
         assert "time limit" in (answer.events[-1][1]["error"]["message"] if stream else answer.message)
+    wait_for(lambda: server.hosts["pgm"].batcher.counts.late == 2)
     wait_for(lambda: server.hosts["pgm"].batcher.active == 0)
-    assert server.hosts["pgm"].batcher.counts.late == 2
 
 
 def test_a_stream_that_nobody_reads_is_cut_off(server):
