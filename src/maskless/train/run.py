@@ -5,8 +5,6 @@ from __future__ import annotations
 import dataclasses
 import json
 import math
-import signal
-import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -226,7 +224,7 @@ def complete(this: Run, console: Console, *, name: str) -> Summary:
     )
     tokens, done, first = settings.batch * this.data.length, this.start, None
     share = share_done(settings, this.start, this.clock, this.accelerator)
-    with progress_bar(console, enabled=this.main) as bar, _Interruption() as interruption:
+    with progress_bar(console, enabled=this.main) as bar:
         task = bar.add_task(name, total=1.0, text="starting")
         for step in this:
             done = step.step
@@ -241,10 +239,8 @@ def complete(this: Run, console: Console, *, name: str) -> Summary:
             if is_due(settings.sample_every, step, share) and not last:
                 shown = [repr(str(text)[:300]) for text in this.samples(1)] or [f"see {folder / 'samples.png'}"]
                 _say(this, console, f"  step {done:,}: {escape(shown[0])}")
-            if is_due(settings.save_every, step, share) or last or interruption.asked:
+            if is_due(settings.save_every, step, share) or last:
                 this.save(done)
-            if interruption.asked:
-                raise KeyboardInterrupt
             share = step.share
         if done == this.start:  # all was done: a kill may have come between the last state and its model
             this.save_model()
@@ -257,25 +253,6 @@ def complete(this: Run, console: Console, *, name: str) -> Summary:
         bar.update(task, text=f"{speed:>9,.0f} tokens/s")
     this.close()
     return Summary(this.model, measured, samples, done, seconds, speed)
-
-
-class _Interruption:
-    """Ctrl-C, heard when the step that is under way is done and can be saved; a second one stops at once."""
-
-    def __enter__(self) -> _Interruption:
-        self.asked, ours = False, threading.current_thread() is threading.main_thread()
-        self.heard = ours and signal.getsignal(signal.SIGINT) is signal.default_int_handler
-        if self.heard and PartialState().num_processes == 1:  # several would not agree on the step
-            signal.signal(signal.SIGINT, self._hear)
-        return self
-
-    def _hear(self, *_: object) -> None:
-        self.asked = True
-        signal.signal(signal.SIGINT, signal.default_int_handler)
-
-    def __exit__(self, *_: object) -> None:
-        if self.heard:
-            signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 def _say(this: Run, console: Console, text: str) -> None:
