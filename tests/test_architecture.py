@@ -31,10 +31,15 @@ FLOORS: dict[int, set[str]] = {
     11: {"bench"},
     12: {"recipes"},
     13: {"reproduce"},
-    14: {"cli", "demo", "tour", "serve", "__main__"},
+    14: {"cli", "demo", "train_demo", "serve", "__main__"},
 }
 FLOOR = {room: floor for floor, rooms in FLOORS.items() for room in rooms}
-DOORS = {("cli", "demo"), ("cli", "serve"), ("cli", "tour"), ("__main__", "cli")}  # who may know whom on the top floor
+DOORS = {
+    ("cli", "demo"),
+    ("cli", "serve"),
+    ("cli", "train_demo"),
+    ("__main__", "cli"),
+}  # who may know whom on the top floor
 FRONT = "__init__"  # what `import maskless` gives; as high as the highest room that it shows
 
 MODULES = sorted(SOURCE.rglob("*.py"))

@@ -10,8 +10,6 @@ from __future__ import annotations
 import contextlib
 import io
 import itertools
-import json
-import lzma
 import re
 import runpy
 import shlex
@@ -19,7 +17,6 @@ import shutil
 import sys
 import threading
 import time
-import tomllib
 import urllib.request
 from collections.abc import Callable
 from dataclasses import replace
@@ -27,19 +24,14 @@ from functools import partial, partialmethod
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
-import torch
-from PIL import Image
 
+from command_inputs import INPUTS
 from maskless.bench import machine
 from maskless.cli import app, main
-from maskless.codec.text import byte_codec
-from maskless.data import toy
 from maskless.evaluate import harness
 from maskless.reproduce.tables import TABLES
-from nn.reference import parameters, random_state
-from test_docs import COMMANDS, ROOT, blocks, options, quoted
+from test_docs import ROOT, blocks
 
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
 HARNESS = "maskless.evaluate.harness"
@@ -56,12 +48,15 @@ TOY = {
     "prepare --tokenizer": "--tokenizer bytes --length 64",
     "train --resume": "--steps 3",
     "train --text": f"{TINY} --tokenizer bytes --length 96",
+    "train stories-mdlm": TINY,
     "train --recipe": f"{TINY} --encoder 1",
     "train": TINY,
     "train-codec": "--size 16 --factor 4 --codes 16 --width 32 --latent 8 --blocks 1 --steps 2 --batch 4",
     "distill --resume": "",
     "distill": "--steps-per-round 2 --batch 4 --tracker none",
     "convert": "--tokenizer bytes",
+    "models": "",
+    "demo": "",
     "generate": "--steps 4",
     "fill --box": "--steps 1",
     "fill": "",
@@ -88,6 +83,7 @@ TOY = {
 NOT_RUN = {
     "make ": "sets up an environment from the network first; what it runs then has tests of its own",
     "pip install": "installs from the network",
+    "python tools/stories.py": "its model comes from the network; tests/test_stories.py runs it with a small one",
     f"python -m {HARNESS} --model_args pretrained=runs/my --tasks paper": "its eleven data sets come from a hub",
     f"accelerate launch -m {HARNESS} --model_args pretrained=runs/my,form=joint --tasks lambada_openai": (
         "its data set comes from a hub"
@@ -98,104 +94,6 @@ NOT_RUN = {
 MADE_BY = {
     "runs/my-mdlm": "maskless train --text my.txt --out runs/my-mdlm --model mdlm",
     "runs/digits": "maskless train --data data/photos --out runs/digits",
-}
-
-
-# What commands read
-
-
-def text(path: Path) -> None:
-    toy.write(path, 300, seed=0)
-
-
-def documents(path: Path) -> None:
-    lines = [json.dumps({"text": f"the {n} cats sat on the mat and ate all of the {n} fish . " * 4}) for n in range(60)]
-    path.write_bytes(lzma.compress("\n".join(lines).encode()))
-
-
-def squares(n: int, side: int, seed: int = 0) -> np.ndarray:
-    return np.random.default_rng(seed).integers(0, 256, (n, side, side, 3), dtype=np.uint8)
-
-
-def photos(path: Path) -> None:
-    for seed, name in enumerate(("cat", "dog")):
-        (path / name).mkdir(parents=True)
-        for number, pixels in enumerate(squares(12, 16, seed)):
-            Image.fromarray(pixels).save(path / name / f"{number}.png")
-
-
-def cifar10(path: Path) -> None:
-    path.mkdir()
-    for seed, name in enumerate(("data_batch_1", "test_batch")):
-        planes = squares(20, 32, seed).transpose(0, 3, 1, 2).reshape(20, 3072)
-        labels = np.arange(20, dtype=np.uint8) % 10
-        (path / f"{name}.bin").write_bytes(np.column_stack([labels, planes]).tobytes())
-
-
-def picture(path: Path) -> None:
-    Image.fromarray(squares(1, 64)[0]).save(path)
-
-
-def mask(path: Path) -> None:
-    """The left half stays."""
-    Image.fromarray(np.repeat([[255, 0]], 32, 1).repeat(64, 0).astype(np.uint8)).save(path)
-
-
-class Means(torch.nn.Module):
-    """A feature network: what is light and what is dark in each channel, and three classes by that."""
-
-    def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        found = torch.cat([x.mean([2, 3]), x.amax([2, 3])], 1) / 64
-        return found, found[:, :3]
-
-
-def judge(path: Path) -> None:
-    """A random causal model over bytes, as transformers keeps it."""
-    transformers = pytest.importorskip("transformers", reason="needs transformers: pip install 'maskless[judge]'")
-    sizes = {"n_positions": 64, "n_embd": 16, "n_layer": 1, "n_head": 2}
-    transformers.GPT2LMHeadModel(transformers.GPT2Config(vocab_size=257, **sizes)).save_pretrained(path)
-    ends = {"eos_token": "<|endoftext|>", "bos_token": "<|endoftext|>"}
-    transformers.PreTrainedTokenizerFast(tokenizer_object=byte_codec().tokenizer, **ends).save_pretrained(path)
-
-
-def released(path: Path) -> None:
-    """A small checkpoint as the paper's authors keep theirs."""
-    state = random_state(vocab=258, width=16, heads=2, condition=8, encoder=1, decoder=1)
-    content = {
-        "state_dict": {f"backbone.{name}": value for name, value in state.items()},
-        "ema": {"shadow_params": parameters(state)},
-        "hyper_parameters": {"config": {"model": {"length": 24, "swap": {"pre_query_mode": "learn+freqs"}}}},
-    }
-    torch.save(content, path)
-
-
-def tasks(path: Path) -> None:
-    """A question with options, as lm-eval reads it."""
-    path.mkdir()
-    (path / "mine.jsonl").write_text(
-        json.dumps({"ask": "the cat eats", "options": ["fish", "corn"], "right": 0}) + "\n"
-    )
-    task = {"task": "mine", "output_type": "multiple_choice", "dataset_path": "json", "test_split": "test"}
-    task |= {"dataset_kwargs": {"data_files": {"test": str(path / "mine.jsonl")}}, "doc_to_text": "{{ask}}"}
-    task |= {"doc_to_choice": "{{options}}", "doc_to_target": "{{right}}", "metric_list": [{"metric": "acc"}]}
-    (path / "mine.yaml").write_text(json.dumps(task))
-
-
-INPUTS: dict[str, Callable[[Path], None]] = {
-    "my.txt": text,
-    "reviews.txt": text,
-    "wikitext2_valid.txt": text,
-    "reviews.jsonl.xz": documents,
-    "imdb.jsonl.xz": documents,
-    "novels.jsonl.xz": documents,
-    "photos": photos,
-    "cifar-10-batches-bin": cifar10,
-    "cat.png": picture,
-    "mask.png": mask,
-    "inception.pt": lambda path: torch.jit.script(Means()).save(path),
-    "judge": judge,
-    "pgm_8_8.ckpt": released,
-    "my-tasks": tasks,
 }
 
 
@@ -348,6 +246,8 @@ def run_here(patch: pytest.MonkeyPatch, words: list[str], asks: tuple[str, ...])
     patch.setattr(sys, "argv", ["maskless", *words])
     patch.setattr(threading, "excepthook", threading.excepthook)
     patch.setattr("maskless.reproduce.run.child", in_turn)
+    for name in ("STORY", "FILL", "RACE", "PICTURE"):
+        patch.setattr(f"maskless.demo.{name}_STEPS", 2)
     patch.setattr(machine, "SIDE", {"cpu": 128})  # what `bench` measures the ceilings of a machine with
     patch.setattr(machine, "COPIED", {"cpu": 2**22})
     for name, table in TABLES.items():  # of a table a few lines, from all over it
@@ -417,58 +317,8 @@ def test_a_command_of_the_pages_runs(house, line):
         house.run(line)
 
 
-# The tables
-
-
-def test_every_row_of_the_tables_is_needed():
-    assert [start for start in NOT_RUN if not any(line.startswith(start) for line in LINES)] == []
-    assert {*TOY} - {row_for(launched(line)) for line in RUN} == set()
-    run = [line for line in (*RUN, *MADE_BY.values()) if not line.startswith("curl ")]
-    assert {*INPUTS, *MADE_BY} - set().union(*(read_by(small(line)) for line in run)) == set()
-
-
-def test_a_line_in_no_table_says_what_to_do():
-    with pytest.raises(
-        AssertionError, match=r"`maskless sing runs/my` in .* is in no table of test_commands.py: give TOY"
-    ):
-        small("maskless sing runs/my")
-    with pytest.raises(AssertionError, match="expected -m before a module"):
-        launched("torchrun --nproc-per-node 8 maskless train")
-    with pytest.raises(SystemExit):
-        launched("torchrun --no-such-option 8 -m maskless train")
-
-
 def test_a_wrong_line_is_noticed(house):
     with pytest.raises(AssertionError, match="ended with 2: error: No such option: --nosuch"):
         house.run("maskless fid photos photos --nosuch")
     with pytest.raises(AssertionError, match="ended with 2: error: nowhere: no such file or folder"):
         house.run("maskless fid photos nowhere")
-
-
-def test_commands_are_made_small():
-    line = "torchrun --nproc-per-node 8 -m maskless train --data data/reviews --out runs/my --width 512"
-    assert small(line) == shlex.split("train --data data/reviews --out runs/my --width 32") + shlex.split(TINY)[2:]
-    assert read_by(launched(line)) == {"data/reviews"}
-    assert small("maskless prepare openwebtext --out data/owt")[:2] == ["prepare", "my.txt"]
-    assert small("maskless reproduce table-6 --scale paper")[-3:] == ["--scale", "paper", "--dry-run"]
-    assert read_by(["evaluate", "runs/my", "--data", "runs/my/data", "pretrained=photos,x=1"]) == {"runs/my", "photos"}
-
-
-def test_what_is_not_run_exists():
-    """Targets of make, and extras of the package."""
-    targets = re.findall(r"^(\w+):", (ROOT / "Makefile").read_text(), re.MULTILINE)
-    extras = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
-    for words in (words_of(line) for line in LINES):
-        if words[0] == "make":
-            assert words[1] in targets
-        if words[:2] == ["pip", "install"]:
-            assert set(re.findall(r"\[(.+)\]", words[-1])) <= {*extras}
-
-
-def test_commands_within_sentences_have_the_options_that_they_name():
-    spans = [span.split() for page in PAGES for span in quoted(page) if span.startswith("maskless ")]
-    assert len(spans) > 10
-    for _, command, *rest in spans:
-        assert command in COMMANDS
-        if command != "bench":  # whose commands have the options
-            assert {word for word in rest if word.startswith("--")} <= options(command), (command, rest)

@@ -1,156 +1,186 @@
-"""The demonstration behind `make run`: a PGM and an MDLM learn a toy language side by side, and fill gaps in it."""
+"""The shipped models at work, behind `make run`: a story in any order, gaps filled, a row of pictures, and a race."""
 
 from __future__ import annotations
 
-import dataclasses
-import tempfile
 import time
-from dataclasses import dataclass
 from pathlib import Path
 
+import numpy as np
+import torch
 from rich.console import Console
+from rich.live import Live
+from rich.markup import escape
 from rich.padding import Padding
-from rich.panel import Panel
 from rich.table import Table
 from rich.text import Text as Line
 
-from maskless import api
+from maskless import api, pictures
 from maskless.checkpoint import Model
-from maskless.codec.text import TextCodec
-from maskless.data import toy
-from maskless.data.prepare import prepare
-from maskless.data.tokens import Prepared, open_tokens
-from maskless.nn.partition import PartitionConfig
-from maskless.train.loop import TrainConfig
-from maskless.train.plan import network_config
-from maskless.train.run import RunConfig, Summary, run
+from maskless.codec.text import TextCodec, parse_gaps
+from maskless.sampling import Step
 
-FAMILIES = ("passing",)
-SENTENCES, VOCAB, LENGTH = 30_000, 512, 40
-WIDTH, LAYERS, BATCH, RATE = 64, 4, 32, 4e-3
-SAMPLES = 128
-GAPS = (
-    "[1] has the red ball , anna [2] red ball to ben , [3] red [1] to [1] , "
-    "carl gives the [2] to dora , so [1] has the red ball ."
-)
 COLOURS = ("red", "yellow", "green", "cyan", "blue", "magenta")
-SMALL = str.maketrans("0123456789", "₀₁₂₃₄₅₆₇₈₉")
+UNKNOWN = "·"
+STATIONS = 4  # how often a text is shown on its way where there is no terminal
+STORY_STEPS, FILL_STEPS, RACE_STEPS, PICTURE_STEPS = 128, 32, 32, 32
+RACE_TEXTS, PICTURES, GUIDANCE = 4, 10, 8.0
+SECONDS = 6.0  # how long a text takes to appear on a terminal at least, so that eyes can follow
 
 
-@dataclass(frozen=True)
-class Result:
-    summary: Summary
-    score: float
-    tokens_per_second: float
-    texts: list[api.Text]
-
-
-def show(console: Console, *, minutes: float, seed: int) -> None:
-    """Train both models for half the minutes each, then show what they write, how gaps fill, and a table."""
+def show(
+    console: Console,
+    *,
+    model: str,
+    rival: str,
+    drawing: str,
+    prompt: str,
+    text: str,
+    picture: Path,
+    seed: int,
+    top_p: float | None = 0.9,
+) -> None:
+    """Show what each model does; one that is not there is passed over with a line that says so."""
     console.rule("[bold]maskless[/]: generation in any order, without a mask token")
-    console.print(
-        "A toy language whose sentences a program can check, simple enough for a PGM to learn in a minute. Two models "
-        f"of one size get {60 * minutes / 2:.0f} seconds each:\n"
-        "  [bold]PGM[/]  splits a sentence in two groups that predict each other; it computes known tokens only\n"
-        "  [bold]MDLM[/] hides tokens behind masks; it computes all positions, always\n"
-    )
-    with tempfile.TemporaryDirectory() as folder:
-        data = _data(Path(folder), seed)
-        console.print("  " + "\n  ".join(toy.corpus(3, seed + 1, FAMILIES)) + "\n", style="dim", highlight=False)
-        results = {}
-        for model in ("pgm", "mdlm"):
-            summary = _train(Path(folder) / model, data, model, minutes / 2, seed, console)
-            results[model] = _measure(summary, seed)
-    for model, result in results.items():
-        console.print(Panel(_checked(result.texts[:3]), title=f"{model.upper()} writes", title_align="left"))
-    _show_filling(console, results["pgm"].summary.model, seed)
-    console.print(_table(results))
+    writer, twin, painter = (_found(name, console) for name in (model, rival, drawing))
+    if writer is None and painter is None:
+        raise ValueError(f"nothing to show: neither {model!r} nor {drawing!r} is there; name a model of yours")
+    if writer is not None:
+        console.print(f"\n[bold]{escape(model)}[/] writes, in any order:", highlight=False)
+        _write(console, writer, prompt, seed, top_p)
+        console.print("\nand fills in what you leave open:", highlight=False)
+        _fill(console, writer, text, seed, top_p)
+    if painter is not None:
+        _draw(console, painter, picture, seed)
+    if writer is not None and twin is not None:
+        console.print(_race({model: writer, rival: twin}, seed))
 
 
-def _data(folder: Path, seed: int) -> Prepared:
-    text = toy.write(folder / "toy.jsonl", SENTENCES, seed, FAMILIES)
-    return open_tokens(prepare([text], folder / "data", vocab=VOCAB, length=LENGTH, layout="padded", valid=0.01))
+def _found(name: str, console: Console) -> Model | None:
+    try:
+        return api.load(name)
+    except ValueError as error:
+        console.print(f"passed over: {error}", style="dim", highlight=False, soft_wrap=True, markup=False)
+        return None
 
 
-def _train(folder: Path, data: Prepared, model: str, minutes: float, seed: int, console: Console) -> Summary:
-    network = network_config(model, data.codec(), LENGTH, width=WIDTH, layers=LAYERS, dropout=0.0)
-    if isinstance(network, PartitionConfig):
-        network = dataclasses.replace(network, swap="residual")  # what this little language needs: docs/results.md
-    settings = TrainConfig(
-        model=model,
-        weights="exact",
-        minutes=minutes,
-        batch=BATCH,
-        learning_rate=RATE,
-        warmup=50,
-        decay="cosine",
-        ema=0.99,
-        seed=seed,
-        evaluate_every=0,
-        save_every=0,
-    )
-    config = RunConfig(data=str(data.folder), network=dataclasses.asdict(network), train=settings)
-    return run(folder, config, console, name=model.upper())
+class Page:
+    """A text on its way: what is known so far, the newest tokens in the colour of their step.
+
+    came: the step of each position, -1 where it was given, -2 where nothing is known yet.
+    """
+
+    def __init__(self, codec: TextCodec, tokens: list[int], known: list[bool]):
+        self.codec, self.tokens = codec, list(tokens)
+        self.came = [-1 if given else -2 for given in known]
+        self.step = -1
+
+    def take(self, step: Step) -> None:
+        """Put down what a step decided in the only row."""
+        self.step = step.number
+        for position, token in zip(step.positions.tolist(), step.tokens.tolist(), strict=True):
+            self.tokens[position], self.came[position] = token, step.number
+
+    def line(self) -> Line:
+        """The text as it stands; nothing is shown of the token that ends it, and of what was not decided a dot."""
+        line = Line()
+        for token, came in zip(self.tokens, self.came, strict=True):
+            if came == -2:
+                line.append(UNKNOWN, style="dim")
+            elif token not in (self.codec.bos, self.codec.eos, self.codec.pad):
+                style = f"bold {COLOURS[came % len(COLOURS)]}" if came >= 0 and came == self.step else ""
+                line.append(self.codec.token_text(token), style=style or ("" if came >= 0 else "underline"))
+        return line
 
 
-def _measure(summary: Summary, seed: int) -> Result:
-    """The share of right sentences among samples, one token a step, and how fast they came."""
-    steps = LENGTH - 1
-    begin = time.monotonic()
-    texts = api.generate(summary.model, SAMPLES, steps=steps, seed=seed)
-    seconds = time.monotonic() - begin
-    right = sum(toy.check(text) for text in texts)
-    return Result(summary, right / SAMPLES, SAMPLES * steps / seconds, texts)
+def _write(console: Console, model: Model, prompt: str, seed: int, top_p: float | None) -> None:
+    codec, length = _codec(model), model.config.length
+    given = (_lead(model) + codec.encode(prompt))[: length - 1]
+    page = Page(codec, given + [0] * (length - len(given)), [i < len(given) for i in range(length)])
+    steps = min(STORY_STEPS, length - len(given))
+    with _Watching(console, page, steps) as watching:
+        api.generate(model, 1, prompt=prompt, steps=steps, seed=seed, top_p=top_p, on_step=watching)
 
 
-def _checked(texts: list[api.Text]) -> Line:
-    lines = Line()
-    for text in texts:
-        right = toy.check(text)
-        lines.append("✓ " if right else "✗ ", style="green" if right else "red")
-        lines.append(f"{text}\n")
-    return lines[:-1]
+def _fill(console: Console, model: Model, text: str, seed: int, top_p: float | None) -> None:
+    codec, lead = _codec(model), _lead(model)
+    template = parse_gaps(codec, text)
+    page = Page(codec, lead + template.tokens, [True] * len(lead) + template.known)
+    steps = min(FILL_STEPS, template.known.count(False))
+    with _Watching(console, page, steps) as watching:
+        api.fill(model, text, steps=steps, seed=seed, top_p=top_p, on_step=watching)
 
 
-def _show_filling(console: Console, model: Model, seed: int) -> None:
-    """A sentence while its gaps fill, then with the step of each token as a small number behind it."""
-    filled = api.fill(model, GAPS, seed=seed)
-    last = max(filled.steps)
-    console.print("\n[bold]PGM fills gaps in any order[/], here one token a step:", highlight=False)
-    for step in (-1, last // 3, 2 * last // 3, last):
-        console.print(Padding(_after(filled, step, model), (0, 0, 0, 2)))
-    right = toy.check(filled)
-    console.print(f"  {'a right sentence' if right else 'not a right sentence'}", style="green" if right else "red")
+def _lead(model: Model) -> list[int]:
+    """What every sequence of a model begins with."""
+    bos = _codec(model).bos
+    return [] if model.layout == "packed" or bos is None else [bos]
 
 
-def _after(filled: api.Text, step: int, model: Model) -> Line:
-    """The sentence as it stood after a step."""
-    assert isinstance(model.codec, TextCodec)
-    line = Line(f"{step + 1:>2} ", style="dim")
-    for token, came in zip(filled.tokens, filled.steps, strict=True):
-        if token == model.codec.eos:
-            continue
-        text = model.codec.token_text(token)
-        if came < 0:
-            line.append(text, style="not dim")
-        elif came <= step:
-            line.append(text + str(came + 1).translate(SMALL), style=f"not dim bold {COLOURS[came % len(COLOURS)]}")
+class _Watching:
+    """Shows a page as it fills: in its place on a terminal, a few times otherwise."""
+
+    def __init__(self, console: Console, page: Page, steps: int):
+        self.console, self.page, self.steps = console, page, steps
+        self.live = Live(console=console, refresh_per_second=12) if console.is_terminal else None
+
+    def __enter__(self) -> _Watching:
+        if self.live is not None:
+            self.live.start()
         else:
-            line.append(" ___")
-    return line
+            self._print()
+        return self
+
+    def __exit__(self, *raised: object) -> None:
+        if self.live is not None:
+            self.live.update(self._shown())
+            self.live.stop()
+
+    def __call__(self, step: Step) -> None:
+        self.page.take(step)
+        if self.live is not None:
+            self.live.update(self._shown())
+            time.sleep(SECONDS / self.steps)
+        elif (step.number + 1) * STATIONS // self.steps > step.number * STATIONS // self.steps:
+            self._print()
+
+    def _shown(self) -> Padding:
+        return Padding(self.page.line(), (0, 0, 0, 2))
+
+    def _print(self) -> None:
+        self.console.print(f"  after {self.page.step + 1} of {self.steps} steps", style="dim", highlight=False)
+        self.console.print(self._shown())
 
 
-def _table(results: dict[str, Result]) -> Table:
-    table = Table(title="one size, one time", title_justify="left")
-    for column in ("", "right sentences", "validation perplexity (bound)", "sampling, tokens/s", "training, tokens/s"):
-        table.add_column(column, justify="left" if not column else "right")
-    for model, result in results.items():
-        bound = result.summary.likelihood
-        table.add_row(
-            model.upper(),
-            f"{100 * result.score:.0f} %",
-            f"{bound.perplexity:.3f} ± {bound.perplexity_error:.3f}",
-            f"{result.tokens_per_second:,.0f}",
-            f"{result.summary.tokens_per_second:,.0f}",
-        )
+def _draw(console: Console, model: Model, to: Path, seed: int) -> None:
+    if model.layout != "image":
+        raise ValueError("the pictures of the demonstration come from a model of pictures: this is one of text")
+    labels = list(model.classes[:PICTURES]) or None
+    how = {"steps": min(PICTURE_STEPS, model.config.length - 1), "seed": seed, "guidance": GUIDANCE if labels else 0.0}
+    drawn = api.generate(model, None if labels else PICTURES, labels=labels, **how)
+    pixels = torch.stack([torch.from_numpy(np.atleast_3d(np.array(one.image))) for one in drawn])
+    pictures.grid(pixels, to, labels=labels, columns=len(drawn))
+    console.print(f"\n{to}: {len(drawn)} pictures", highlight=False, soft_wrap=True)
+
+
+def _race(models: dict[str, Model], seed: int) -> Table:
+    """How fast each model writes the same number of texts in the same number of steps, one after the other."""
+    table = Table("model", "kind", "steps", title=f"\n{RACE_TEXTS} texts at once", title_justify="left")
+    table.add_column("tokens/s", justify="right")
+    speeds = []
+    for name, model in models.items():
+        steps = None if model.kind == "causal" else min(RACE_STEPS, model.config.length - 1)
+        first = steps if model.device.type == "cuda" or steps is None else 1
+        api.generate(model, RACE_TEXTS, steps=first, seed=seed)  # folds the weights; on CUDA captures every step
+        begin = time.monotonic()
+        texts = api.generate(model, RACE_TEXTS, steps=steps, seed=seed)
+        speeds.append(sum(len(text.order) for text in texts) / (time.monotonic() - begin))
+        kind = {"partition": "PGM", "masked": "MDLM"}.get(model.kind, model.kind)
+        table.add_row(name, kind, str(1 + max(texts[0].steps)), f"{speeds[-1]:,.0f}")
+    table.caption, table.caption_justify = f"{speeds[0] / speeds[1]:.1f} times the speed", "left"
     return table
+
+
+def _codec(model: Model) -> TextCodec:
+    if not isinstance(model.codec, TextCodec):
+        raise ValueError("the demonstration begins with a model of text that brings its tokenizer")
+    return model.codec

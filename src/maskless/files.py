@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import os
 import shutil
-from collections.abc import Callable
+import uuid
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 
@@ -25,3 +27,16 @@ def put_folder(aside: Path, target: Path) -> None:
         os.rename(target, old)
     os.rename(aside, target)
     shutil.rmtree(old, ignore_errors=True)
+
+
+@contextmanager
+def whole_folder(target: Path) -> Iterator[Path]:
+    """A folder beside `target` to fill: in the end it takes the place of `target`, after an error it is gone."""
+    aside = target.with_name(f".{target.name}.{uuid.uuid4().hex[:8]}.partial")
+    aside.mkdir(parents=True)
+    try:
+        yield aside
+        put_folder(aside, target)
+    except BaseException:
+        shutil.rmtree(aside, ignore_errors=True)
+        raise

@@ -125,7 +125,7 @@ def test_packed_attention_on_a_gpu_equals_padded_in_float32(q_lengths, k_lengths
         q, k, v = (x.to(device, dtype).requires_grad_() for x in half)
         ends = (offsets(n).map(lambda x: x.to(device)) for n in (q_lengths, k_lengths))
         ends = tuple(replace(end, equal=False) for end in ends)
-        ropes = tuple(rotary_table(400, width)[-sum(n) :].to(device) for n in (q_lengths, k_lengths))
+        ropes = tuple(rotary_table(400, width)[400 - sum(n) :].to(device) for n in (q_lengths, k_lengths))
         call = partial(turned_attention, q, k, v, ends, ropes) if turned else partial(attention, q, k, v, *ends)
         out = call(causal=causal)
         weighed = (out * weight.to(out)).sum() + 0 * sum(x.sum() for x in (q, k, v))

@@ -269,20 +269,21 @@ def test_the_kernel_sums_segments(dtype, width):
     kernel_sums_segments(torch.device("cuda"), dtype, width)
 
 
-@pytest.mark.gpu
-def test_on_a_gpu_compiled_layers_give_the_gradients_of_plain_ones():
-    """In float32, so that both kinds of attention, sums and fusions must agree."""
+def gradients(device: str, compiled: bool) -> list[Tensor]:
+    """Of every parameter, in float32, so that attention, sums and fusions must agree."""
     problems, _ = partition(*batch([4, 6]), given=1)
-    problems = problems.to("cuda")
-    gradients = []
-    for compiled in (True, False):
-        network = make().cuda()
-        if compiled:
-            for block in [*network.encoder, *network.decoder]:
-                block.compile(fullgraph=True)
-        network(problems).logsumexp(-1).sum().backward()
-        gradients.append([p.grad for p in network.parameters()])
-    for mine, theirs in zip(*gradients, strict=True):
+    network = make().to(device)
+    if compiled:
+        for block in [*network.encoder, *network.decoder]:
+            block.compile(fullgraph=True)
+    network(problems.to(device)).logsumexp(-1).sum().backward()
+    return [p.grad.cpu() for p in network.parameters() if p.grad is not None]
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("compiled", [False, True])
+def test_on_a_gpu_layers_give_the_gradients_of_the_cpu(compiled):
+    for mine, theirs in zip(gradients("cuda", compiled), gradients("cpu", False), strict=True):
         torch.testing.assert_close(mine, theirs, rtol=1e-3, atol=1e-4)
 
 

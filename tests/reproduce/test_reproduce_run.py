@@ -329,3 +329,11 @@ def test_the_papers_scale_needs_a_gpu(command):
     code, _, said = command("table-3", "--scale", "paper")
     assert code == 2
     assert "torch sees no GPU here" in said
+
+
+def test_data_that_cannot_be_read_is_one_line_and_no_table(command, tmp_path):
+    (tmp_path / "empty.txt").touch()
+    code, shown, said = command("table-5", "--scale", "toy", "--data", "empty.txt", "--out", "out")
+    assert (code, shown) == (2, "")
+    assert said.splitlines()[-1] == "error: empty.txt: the file is empty"
+    assert not list(tmp_path.glob("out/table-5.*"))

@@ -1,15 +1,19 @@
-"""A real server on a free port, with tiny models of text and pictures, and a client that needs no library."""
+"""A real server on a free port with tiny models, a client that needs no library, and a browser that visits it."""
 
 from __future__ import annotations
 
 import contextlib
 import http.client
 import json
+import os
+import re
+import shutil
 import socket
 import threading
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -32,6 +36,7 @@ from maskless.serve.web import build  # noqa: E402
 LIMITS = Limits(length=48, steps=64, rows=8, batch=16, queue=64, seconds=20, body=1 << 16)
 CLASSES = ("cat", "dog", "ship")
 GRID = (4, 4)
+BROWSERS = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable")
 
 
 @pytest.fixture(scope="session")
@@ -178,3 +183,56 @@ def slow(models: dict[str, Model]) -> Iterator[Callable[..., Any]]:
             return stack.enter_context(running([host], bounds, key))
 
         yield start
+
+
+@pytest.fixture(scope="module")
+def browser():
+    """The system's Chromium, or playwright's own; of a module, as its event loop is in the way of others."""
+    playwright = pytest.importorskip("playwright.sync_api", reason="needs playwright, of the extra dev")
+    path = next((found for name in BROWSERS if (found := shutil.which(name))), None)
+    with playwright.sync_playwright() as tools:
+        try:
+            started = tools.chromium.launch(executable_path=path, args=["--no-sandbox", "--disable-gpu"])
+        except playwright.Error as error:
+            pytest.skip(f"no browser: apt install chromium ({str(error).splitlines()[0][:100]})")
+        yield started
+        started.close()
+
+
+@pytest.fixture(scope="module")
+def shots(tmp_path_factory) -> Path:
+    """Where screenshots go: the folder that MASKLESS_SHOTS names, or a temporary one."""
+    folder = Path(os.environ.get("MASKLESS_SHOTS") or tmp_path_factory.mktemp("shots"))
+    folder.mkdir(parents=True, exist_ok=True)
+    return folder
+
+
+@pytest.fixture
+def visit(browser, server):
+    """visit(**context): the page, ready; nothing may go wrong in its console."""
+    from playwright.sync_api import expect
+
+    contexts, wrong = [], []
+
+    def open_page(url=None, ready=True, **how):
+        context = browser.new_context(**{"viewport": {"width": 1100, "height": 800}, "reduced_motion": "reduce"} | how)
+        context.set_default_timeout(10_000)
+        expect.set_options(timeout=15_000)
+        contexts.append(context)
+        page = context.new_page()
+        page.on("pageerror", lambda error: wrong.append(str(error)))
+        page.on("console", lambda message: wrong.append(message.text) if "Content Security" in message.text else None)
+        page.on("request", lambda request: wrong.append(request.url) if foreign(request.url) else None)
+        page.goto(url or server.url)
+        if ready:
+            expect(page.locator("body[data-ready]")).to_have_count(1)
+        return page
+
+    yield open_page
+    for context in contexts:
+        context.close()
+    assert wrong == []
+
+
+def foreign(url: str) -> bool:
+    return not re.match(r"http://127\.0\.0\.1:|data:|blob:", url)

@@ -1,69 +1,13 @@
-"""The page in a real browser: fill, lock, resample, race, inpaint, replay, errors, dark mode, a narrow screen.
-
-Screenshots go to the folder that MASKLESS_SHOTS names, or to a temporary one.
-"""
+"""The page in a real browser: fill, lock, resample, race, replay, errors, dark mode, a narrow screen."""
 
 from __future__ import annotations
 
-import os
 import re
-import shutil
-from pathlib import Path
 
 import pytest
 
 playwright = pytest.importorskip("playwright.sync_api", reason="needs playwright, of the extra dev")
 expect = playwright.expect
-NAMES = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable")
-
-
-@pytest.fixture(scope="module")
-def browser():
-    """The system's Chromium, or playwright's own."""
-    path = next((found for name in NAMES if (found := shutil.which(name))), None)
-    with playwright.sync_playwright() as tools:
-        try:
-            started = tools.chromium.launch(executable_path=path, args=["--no-sandbox", "--disable-gpu"])
-        except playwright.Error as error:
-            pytest.skip(f"no browser: apt install chromium ({str(error).splitlines()[0][:100]})")
-        yield started
-        started.close()
-
-
-@pytest.fixture(scope="module")
-def shots(tmp_path_factory) -> Path:
-    folder = Path(os.environ.get("MASKLESS_SHOTS") or tmp_path_factory.mktemp("shots"))
-    folder.mkdir(parents=True, exist_ok=True)
-    return folder
-
-
-@pytest.fixture
-def visit(browser, server):
-    """visit(**context): the page, ready; nothing may go wrong in its console."""
-    contexts, wrong = [], []
-
-    def open_page(url=None, ready=True, **how):
-        context = browser.new_context(**{"viewport": {"width": 1100, "height": 800}, "reduced_motion": "reduce"} | how)
-        context.set_default_timeout(10_000)
-        expect.set_options(timeout=15_000)
-        contexts.append(context)
-        page = context.new_page()
-        page.on("pageerror", lambda error: wrong.append(str(error)))
-        page.on("console", lambda message: wrong.append(message.text) if "Content Security" in message.text else None)
-        page.on("request", lambda request: wrong.append(request.url) if foreign(request.url) else None)
-        page.goto(url or server.url)
-        if ready:
-            expect(page.locator("body[data-ready]")).to_have_count(1)
-        return page
-
-    yield open_page
-    for context in contexts:
-        context.close()
-    assert wrong == []
-
-
-def foreign(url: str) -> bool:
-    return not re.match(r"http://127\.0\.0\.1:|data:|blob:", url)
 
 
 def fill(page, text="anna gives [4] to ___ .", steps=5):
@@ -208,91 +152,6 @@ def test_two_models_race(visit, shots):
         assert "60 of 60 tokens" in lane.text_content()
         assert int(lane.locator(".speed span").text_content().replace(",", "")) > 0
     page.screenshot(path=shots / "race.png")
-
-
-def test_a_picture_is_drawn_painted_over_and_replayed(visit, shots):
-    page = visit()
-    page.get_by_role("tab", name="Pictures").click()
-    page.locator("#label").select_option(label="dog")
-    slide(page, "#p-steps", 6)
-    page.locator("#draw").click()
-    expect(page.locator("#recent button")).to_have_count(1)
-    before = pixels(page)
-    slide(page, "#p-scrub", 2)
-    assert pixels(page) != before
-    slide(page, "#p-scrub", 6)
-    assert pixels(page) == before
-    box = page.locator("#easel").bounding_box()
-    page.mouse.move(box["x"] + 10, box["y"] + 10)
-    page.mouse.down()
-    page.mouse.move(box["x"] + box["width"] / 2 - 10, box["y"] + 10, steps=6)
-    page.mouse.up()
-    page.locator("#easel").focus()
-    page.keyboard.press("ArrowRight")
-    page.keyboard.press("ArrowDown")
-    page.keyboard.press("Space")
-    page.screenshot(path=shots / "paint.png")
-    page.locator("#inpaint").click()
-    expect(page.locator("#recent button")).to_have_count(2)
-    expect(page.locator("#p-at")).to_have_text("step 3 of 3")
-    page.locator("#heat").check()
-    page.screenshot(path=shots / "inpainted.png")
-    page.locator("#draw").click()
-    expect(page.locator("#recent button")).to_have_count(3)
-    expect(page.locator("#draw-label")).to_have_text("Draw")
-    seed = page.locator("#p-seed").input_value()
-    page.locator("#draw").click()  # the same again: another picture
-    expect(page.locator("#recent button")).to_have_count(4)
-    assert page.locator("#p-seed").input_value() != seed
-
-
-def test_a_drawing_that_is_stopped_leaves_the_picture_before_it(visit):
-    page = visit(reduced_motion="no-preference")
-    page.get_by_role("tab", name="Pictures").click()
-    page.locator("#p-pace").uncheck()
-    page.locator("#draw").click()
-    expect(page.locator("#recent button")).to_have_count(1)
-    expect(page.locator("#p-hint")).to_contain_text("16 steps")
-    before = pixels(page)
-    page.locator("#p-pace").check()
-    page.locator("#draw").click()
-    expect(page.locator("#p-at")).to_have_text(re.compile("step [2-9] of 16"))
-    page.keyboard.press("Escape")
-    expect(page.locator("#draw-label")).to_have_text("Draw")
-    expect(page.locator("#p-at")).to_have_text("step 16 of 16")
-    assert pixels(page) == before
-    expect(page.get_by_role("alert")).to_be_hidden()
-
-
-def pixels(page) -> str:
-    page.wait_for_timeout(50)
-    return page.locator("#easel").evaluate("(x) => x.toDataURL()")
-
-
-def test_an_own_picture_is_filled_in(visit, tmp_path):
-    from PIL import Image
-
-    Image.new("RGB", (40, 30), (200, 100, 50)).save(tmp_path / "mine.png")
-    page = visit(reduced_motion="no-preference")
-    page.get_by_role("tab", name="Pictures").click()
-    page.locator("#file").set_input_files(tmp_path / "mine.png")
-    page.locator("#easel").focus()
-    page.keyboard.press("ArrowRight")
-    page.keyboard.press("Space")
-    page.locator("#label").focus()
-    before = pixels(page)
-    page.locator("#draw").click()  # stopped on the way: the own picture is back, and is what is filled in
-    expect(page.locator("#p-at")).to_have_text(re.compile("step [2-9] of 16"))
-    page.keyboard.press("Escape")
-    expect(page.locator("#draw-label")).to_have_text("Draw")
-    assert pixels(page) == before
-    with page.expect_request("**/v1/pictures/fill") as asked:
-        page.locator("#inpaint").click()
-    assert asked.value.post_data_json["image"]
-    expect(page.locator("#recent button")).to_have_count(1)
-    (tmp_path / "not.png").write_text("no picture")
-    page.locator("#file").set_input_files(tmp_path / "not.png")
-    expect(page.get_by_role("alert")).to_contain_text("not a picture")
 
 
 def test_errors_are_shown_in_words(visit, shots):

@@ -9,6 +9,7 @@ import signal
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -27,9 +28,9 @@ QUICK = {"steps": 8, "batch": 8, "learning_rate": 1e-3, "warmup": 3, "log_every"
 
 # Importing torch takes seconds. A process forked from one that has it starts at once, and dies of SIGKILL like any.
 SERVER = """
-import json, os, runpy, signal, sys
+import faulthandler, json, os, runpy, signal, sys
 import matplotlib.pyplot, torch.utils.tensorboard
-import maskless.cli, maskless.train.setup, maskless.train.run
+import maskless.cli, maskless.train.codec, maskless.train.setup, maskless.train.run
 
 signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell ignores it for what runs in its background
 print("ready", flush=True)
@@ -43,6 +44,7 @@ for line in sys.stdin:
         os.environ |= request["environment"]
         for stream in ("stdout", "stderr"):
             os.dup2(os.open(request[stream], os.O_WRONLY | os.O_CREAT | os.O_TRUNC), getattr(sys, stream).fileno())
+        faulthandler.dump_traceback_later(110)
         sys.argv = request["arguments"]
         if sys.argv[0] == "maskless":
             maskless.cli.main()
@@ -54,7 +56,7 @@ for line in sys.stdin:
 
 
 class Process:
-    """A forked process: `maskless ...` or a script. One that hangs is killed after two minutes."""
+    """A forked process: `maskless ...` or a script. One that hangs says where, and is killed after two minutes."""
 
     def __init__(self, ask: Callable[..., int], arguments: tuple[Any, ...], folder: Path, environment: dict[str, str]):
         self._ask, self._code = ask, None
@@ -68,6 +70,13 @@ class Process:
 
     def kill(self, number: int) -> None:
         os.kill(self.pid, number)
+
+    def until(self, happened: Callable[[], object]) -> None:
+        """Wait for something that it does."""
+        end = time.monotonic() + 60
+        while not happened():
+            assert time.monotonic() < end, self.stderr
+            time.sleep(0.001)
 
     def wait(self) -> int:
         """Its exit code, negative for a signal that ended it."""
@@ -119,6 +128,14 @@ def start(tmp_path_factory) -> Iterator[Callable[..., Process]]:
         process.end()
     server.stdin.close()
     server.wait()
+
+
+@pytest.fixture
+def ctrl_c() -> Iterator[Callable[[], None]]:
+    """ctrl_c(): what a terminal does to this process, also where it was started by a shell that ignores it."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield lambda: signal.raise_signal(signal.SIGINT)
+    signal.signal(signal.SIGINT, before)
 
 
 @pytest.fixture(scope="session")

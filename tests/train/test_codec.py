@@ -5,9 +5,7 @@ from __future__ import annotations
 import dataclasses
 import io
 import json
-import os
 import signal
-import time
 from pathlib import Path
 
 import numpy as np
@@ -22,7 +20,7 @@ from maskless.cli.codec import train_codec as command
 from maskless.codec.vq import VQ, read_codec, to_images
 from maskless.train import codec as module
 from maskless.train.codec import CodecRun, configure, read_config, read_pictures, resumed, train_codec
-from maskless.train.codec_loop import CodecConfig, Trainer, learning_rate, train_steps
+from maskless.train.codec_loop import CodecConfig, CodecStep, Trainer, learning_rate, train_steps
 from maskless.train.report import read_metrics
 from maskless.train.state import saved
 
@@ -222,21 +220,36 @@ def test_a_stopped_and_resumed_run_is_one_never_stopped(quick, straight, tmp_pat
         assert all(one["trainer"][name][key].equal(value) for key, value in other["trainer"][name].items())
 
 
-def test_a_killed_run_leaves_a_codec_that_loads_and_goes_on(quick, straight, tmp_path):
-    child = os.fork()
-    if child == 0:
-        complete(tmp_path, quick())
-        os._exit(0)
-    end = time.monotonic() + 60
-    while not (tmp_path / "codec").exists():
-        assert time.monotonic() < end
-        time.sleep(0.002)
-    os.kill(child, signal.SIGKILL)
-    os.waitpid(child, 0)
+def test_a_killed_run_leaves_a_codec_that_loads_and_goes_on(start, quick, straight, tmp_path):
+    (tmp_path / "run.json").write_text(json.dumps(dataclasses.asdict(quick())))
+    process = start("maskless", "train-codec", "--out", tmp_path, "--resume")
+    process.until((tmp_path / "codec").exists)
+    process.kill(signal.SIGKILL)
+    assert process.wait() == -signal.SIGKILL
     assert isinstance(read_codec(tmp_path), VQ)
     assert lines(complete(tmp_path, read_config(tmp_path))) == lines(straight)
     assert weights(tmp_path) == weights(straight)
     assert not [path for path in tmp_path.rglob("*") if path.name.startswith(".")]
+
+
+def test_an_interrupted_run_saves_the_step_and_goes_on(quick, straight, ctrl_c, monkeypatch, tmp_path):
+    """Also before a state is due."""
+    log = CodecRun.log
+
+    def interrupted(run: CodecRun, step: CodecStep) -> float | None:
+        if step.step == 5:
+            ctrl_c()
+        return log(run, step)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(CodecRun, "log", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            complete(tmp_path, quick(save_every=0))
+    (state,) = saved(tmp_path / "states")
+    assert torch.load(state, weights_only=True)["step"] == 5
+    assert isinstance(read_codec(tmp_path), VQ)
+    assert lines(complete(tmp_path, quick(save_every=0))) == lines(straight)
+    assert weights(tmp_path) == weights(straight)
 
 
 def test_a_run_that_cannot_write_leaves_the_state_before(quick, straight, tmp_path, monkeypatch):

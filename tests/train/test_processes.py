@@ -5,32 +5,43 @@ from __future__ import annotations
 import io
 import json
 import os
-import socket
+import signal
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 import together
+import torch
 from rich.console import Console
+from torch.distributed import TCPStore
 
 from maskless.checkpoint import Model
+from maskless.train import state
 from maskless.train.report import read_metrics
 from maskless.train.run import RunConfig, run
 
 TOGETHER = Path(together.__file__)
 
 
-def free_port() -> str:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return str(probe.getsockname()[1])
+@pytest.fixture
+def start_two(start) -> Callable[..., list]:
+    """start_two(...): two processes with what torchrun would tell them. Their store is here, and holds its port."""
+    stores = []
+
+    def start_two(*arguments) -> list:
+        stores.append(TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False))
+        common = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(stores[-1].port), "WORLD_SIZE": "2"}
+        common |= {"LOCAL_WORLD_SIZE": "2", "TORCHELASTIC_USE_AGENT_STORE": "True"}
+        return [start(*arguments, **common, RANK=str(rank), LOCAL_RANK=str(rank)) for rank in range(2)]
+
+    return start_two
 
 
-def start_two(start, *arguments) -> list:
-    """Two processes with what torchrun would tell them."""
-    common = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": free_port(), "WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "2"}
-    return [start(*arguments, **common, RANK=str(rank), LOCAL_RANK=str(rank)) for rank in range(2)]
+def end_well(processes: list) -> None:
+    ends = [process.wait() for process in processes]
+    assert ends == [0, 0], "\n".join(process.stderr for process in processes)
 
 
 def alone(folder: Path, config: RunConfig) -> Path:
@@ -51,14 +62,13 @@ def same_losses(one: dict[int, tuple], other: dict[int, tuple]) -> None:
 
 
 @pytest.mark.parametrize(("model", "accumulate", "stop"), [("pgm", 1, 3), ("mdlm", 2, None)])
-def test_two_processes_have_the_losses_of_one(model, accumulate, stop, start, configure, losses, tmp_path):
+def test_two_processes_have_the_losses_of_one(model, accumulate, stop, start_two, configure, losses, tmp_path):
     """Also where they stop and go on."""
     single, double = alone(tmp_path / "single", configure(model)), tmp_path / "double"
     for steps in (stop, 8):
         if steps is not None:
             in_full(double, configure(model, accumulate=accumulate, steps=steps))
-            for process in start_two(start, "maskless", "train", "--out", double, "--resume"):
-                assert process.wait() == 0, process.stderr
+            end_well(start_two("maskless", "train", "--out", double, "--resume"))
     same_losses(losses(double), losses(single))
     assert len(losses(single)) == 8
     ours, expected = (Model.from_pretrained(folder / "model").state_dict() for folder in (double, single))
@@ -66,9 +76,9 @@ def test_two_processes_have_the_losses_of_one(model, accumulate, stop, start, co
         assert ours[name].numpy() == pytest.approx(value.numpy(), rel=1e-3, abs=1e-5), name
 
 
-def test_the_first_process_alone_writes_and_reports(start, configure, tmp_path):
-    first, second = start_two(start, "maskless", "train", "--out", in_full(tmp_path, configure(steps=2)), "--resume")
-    assert (first.wait(), second.wait()) == (0, 0)
+def test_the_first_process_alone_writes_and_reports(start_two, configure, tmp_path):
+    first, second = start_two("maskless", "train", "--out", in_full(tmp_path, configure(steps=2)), "--resume")
+    end_well([first, second])
     assert "2 process(es)" in first.stderr
     assert "validation perplexity" in first.stdout
     assert second.stdout == ""
@@ -79,13 +89,14 @@ def test_the_first_process_alone_writes_and_reports(start, configure, tmp_path):
 def test_torchrun_prepares_a_text_once_and_trains_on_it(text, losses, tmp_path):
     options = ["--text", str(text), "--vocab", "300", "--length", "16", "--width", "32", "--layers", "2"]
     options += ["--steps", "4", "--batch", "8", "--accumulate", "2", "--dropout", "0", "--log-every", "1"]
-    torchrun = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2", "--master-port", free_port()]
+    torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
     double = subprocess.run(
         [*torchrun, "-m", "maskless", "train", *options, "--out", str(tmp_path / "double")],
         env=os.environ | {"OMP_NUM_THREADS": "1"},
         capture_output=True,
         text=True,
         check=False,
+        timeout=120,
     )
     assert double.returncode == 0, double.stderr
     assert "2 process(es)" in double.stderr
@@ -96,19 +107,27 @@ def test_torchrun_prepares_a_text_once_and_trains_on_it(text, losses, tmp_path):
     assert len(losses(single)) == 4
 
 
-def test_a_batch_that_does_not_split_is_refused_by_every_process_before_the_work(start, text, tmp_path):
+def test_a_batch_that_does_not_split_is_refused_by_every_process_before_the_work(start_two, text, tmp_path):
     command = ("maskless", "train", "--text", text, "--out", tmp_path / "run", "--batch", 6, "--accumulate", 2)
-    for process in start_two(start, *command):
+    for process in start_two(*command):
         assert process.wait() == 2
         assert process.stderr == "error: batch 6 does not split over 2 process(es) x 2 piece(s)\n"
     assert not (tmp_path / "run").exists()
 
 
-def test_processes_agree_on_the_rate_the_end_and_the_evaluation(start, configure, tmp_path):
-    for process in start_two(
-        start, TOGETHER, "agree", tmp_path / "found.json", in_full(tmp_path / "pgm", configure(warmup=0))
-    ):
-        assert process.wait() == 0, process.stderr
+def test_an_interruption_of_one_process_saves_a_step_and_ends_all(start_two, configure, losses, tmp_path):
+    config = configure(steps=100_000, save_every=0, log_every=2)
+    first, second = start_two("maskless", "train", "--out", in_full(tmp_path, config), "--resume")
+    first.until(lambda: losses(tmp_path))
+    second.kill(signal.SIGINT)
+    assert [first.wait(), second.wait()] == [130, 130], first.stderr + second.stderr
+    (saved,) = state.saved(tmp_path / "states")
+    assert torch.load(saved, weights_only=True)["step"] == max(losses(tmp_path))
+
+
+def test_processes_agree_on_the_rate_the_end_and_the_evaluation(start_two, configure, tmp_path):
+    folder = in_full(tmp_path / "pgm", configure(warmup=0))
+    end_well(start_two(TOGETHER, "agree", tmp_path / "found.json", folder))
     found = json.loads((tmp_path / "found.json").read_text())["pgm"]
     assert found["processes"] == 2
     assert found["agreed"], "weights, rates or shares differ"
@@ -120,12 +139,11 @@ def test_processes_agree_on_the_rate_the_end_and_the_evaluation(start, configure
         assert expected["sequences"] == int(n)
 
 
-def test_sharded_weights_train_as_whole_ones(start, configure, losses, tmp_path):
+def test_sharded_weights_train_as_whole_ones(start_two, configure, losses, tmp_path):
     """Also where they stop and go on, with a look at the averages after every step."""
     configs = {model: configure(model, accumulate=2, evaluate_every=1) for model in ("pgm", "mdlm")}
     runs = [in_full(tmp_path / model, config) for model, config in configs.items()]
-    for process in start_two(start, TOGETHER, "shard", tmp_path / "found.json", *runs):
-        assert process.wait() == 0, process.stderr
+    end_well(start_two(TOGETHER, "shard", tmp_path / "found.json", *runs))
     found = json.loads((tmp_path / "found.json").read_text())
     for model, config in configs.items():
         assert found[model]["sharded"]

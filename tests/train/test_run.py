@@ -10,7 +10,8 @@ import shutil
 import signal
 import subprocess
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -19,6 +20,7 @@ from rich.console import Console
 
 import maskless
 from maskless.checkpoint import Model
+from maskless.evaluate.likelihood import Likelihood
 from maskless.train import state
 from maskless.train.loop import TEXT_MODELS
 from maskless.train.report import read_metrics
@@ -55,14 +57,6 @@ def newest(folder: Path) -> dict:
 
 def leftovers(folder: Path) -> list[Path]:
     return [path for path in folder.rglob("*") if path.name.startswith(".")]
-
-
-def until(happened: Callable[[], object], process) -> None:
-    """Wait for something that a process does."""
-    end = time.monotonic() + 60
-    while not happened():
-        assert time.monotonic() < end, process.stderr
-        time.sleep(0.001)
 
 
 # Stopping and going on
@@ -220,7 +214,7 @@ def killed_and_resumed(start, command: tuple, out: Path, rng: random.Random, kil
     """Kill a command at random moments and start it again, then let it end. Returns how the killed ones ended."""
     before = time.monotonic()
     whole = start(*command, "--out", out / "straight")
-    until((out / "straight" / "metrics.jsonl").exists, whole)
+    whole.until((out / "straight" / "metrics.jsonl").exists)
     starting = time.monotonic() - before
     assert whole.wait() == 0, whole.stderr
     training = time.monotonic() - before - starting
@@ -228,7 +222,7 @@ def killed_and_resumed(start, command: tuple, out: Path, rng: random.Random, kil
     for life in range(kills):
         process = start(*command, "--out", out / "killed", "--resume")
         if life == 0:  # the first kill falls into the preparation of the text
-            until(lambda: list(out.glob("killed/.data.*")), process)
+            process.until(lambda: list(out.glob("killed/.data.*")))
         else:  # the others fall anywhere: the starts are long, and in all there is time to train once
             time.sleep(rng.uniform(0, starting + 2 * training / kills))
         process.kill(signal.SIGKILL)
@@ -268,22 +262,57 @@ def test_a_run_survives_ten_kills(start, text, losses, tmp_path, seed):
     survives(start, text, losses, tmp_path, seed=seed, kills=10)
 
 
-def test_an_interrupted_run_says_so_and_goes_on(start, text, losses, tmp_path):
-    command = ("maskless", "train", "--text", text, *SIZES, "--out", tmp_path / "run", "--save-every", 3)
+def test_an_interrupted_run_saves_the_step_says_so_and_goes_on(start, text, losses, tmp_path):
+    """Also long before a state is due."""
+    command = ("maskless", "train", "--text", text, *SIZES, "--out", tmp_path / "run", "--save-every", 0)
     process = start(*command, "--steps", 100_000, "--log-every", 1)
-    until(lambda: list(tmp_path.glob("run/states/*.pt")), process)
+    process.until(lambda: losses(tmp_path / "run"))
     process.kill(signal.SIGINT)
     assert process.wait() == 130
     assert process.stdout == ""
     assert process.stderr.splitlines()[-1] == "interrupted; a training run goes on with --resume"
     assert "Traceback" not in process.stderr
     reached = max(losses(tmp_path / "run"))
-    process = start(*command, "--resume")
-    until(lambda: max(losses(tmp_path / "run")) > reached, process)
-    process.kill(signal.SIGINT)
-    assert process.wait() == 130
-    assert "resumed at step" in process.stderr
-    assert list(losses(tmp_path / "run")) == list(range(1, max(losses(tmp_path / "run")) + 1))
+    assert newest(tmp_path / "run")["step"] == reached
+    assert maskless.generate(maskless.load(tmp_path / "run"), 1)
+    process = start(*command, "--resume", "--steps", reached + 2)
+    assert process.wait() == 0, process.stderr
+    assert f"resumed at step {reached:,}" in process.stderr
+    assert list(losses(tmp_path / "run")) == list(range(1, reached + 3))
+
+
+def test_an_interruption_waits_for_no_more_than_is_to_be_saved(configure, ctrl_c, losses, monkeypatch, tmp_path):
+    """Between two steps for the state, after the last one for nothing: all is saved."""
+    config, evaluate, looked = configure(steps=4, evaluate_every=2, save_every=0), Run.evaluate, []
+
+    def interrupted(this: Run, step: int, sequences: int) -> Likelihood:
+        ctrl_c()
+        looked.append(step)
+        return evaluate(this, step, sequences)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Run, "evaluate", interrupted)
+        for reached in (2, 4):
+            with pytest.raises(KeyboardInterrupt):
+                complete(tmp_path / "run", config)
+            assert newest(tmp_path / "run")["step"] == reached
+    assert looked == [2]
+    assert list(losses(complete(tmp_path / "run", config))) == [1, 2, 3, 4]
+
+
+@pytest.mark.parametrize("stop", [KeyboardInterrupt, OSError])
+def test_a_state_that_cannot_be_finished_says_why(stop, monkeypatch, tmp_path):
+    """Not that an archive has no end."""
+
+    class Stopped(io.BytesIO):
+        def write(self, part: bytes) -> int:
+            if self.tell():
+                raise stop
+            return super().write(part)
+
+    monkeypatch.setattr(Path, "open", lambda *_: Stopped())
+    with pytest.raises(stop):
+        state.dump({"weights": torch.zeros(100_000)}, tmp_path / "state.pt")
 
 
 # A full disk
@@ -304,7 +333,8 @@ def disk(tmp_path) -> Iterator[Path]:
 
 def fill(path: Path, leave: int) -> None:
     """Write a file that leaves only so many bytes on its disk, at no time fewer: a run is writing there too."""
-    path.write_bytes(bytes(max(0, shutil.disk_usage(path.parent).free - leave)))
+    with suppress(OSError):  # full already: the run was quicker
+        path.write_bytes(bytes(max(0, shutil.disk_usage(path.parent).free - leave)))
 
 
 def refused(process) -> str:
@@ -339,14 +369,14 @@ def test_a_full_disk_costs_nothing_that_was_saved(start, text, losses, disk, tmp
 def test_a_disk_may_fill_up_at_any_file(room, what, start, text, disk):
     out = disk / "run"
     process = start("maskless", "train", "--text", text, *SIZES, "--out", out, "--steps", 9_000, "--save-every", 40)
-    until((out / "metrics.jsonl").exists, process)
+    process.until((out / "metrics.jsonl").exists)
     fill(disk / "filler", room)
     refused(process)
     assert leftovers(disk) == []
     assert (len(state.saved(out / "states")), (out / "model" / "config.json").exists()) == ((what == "model"), False)
     (disk / "filler").unlink()
     again = start("maskless", "train", "--out", out, "--resume")
-    until((out / "model" / "config.json").exists, again)
+    again.until((out / "model" / "config.json").exists)
     again.end()
     Model.from_pretrained(out / "model")
 

@@ -17,7 +17,7 @@ from maskless.cli.codec import train_codec
 from maskless.cli.distill import distill
 from maskless.cli.evaluate import evaluate, fid
 from maskless.cli.generate import TOKENIZER, fill, generate
-from maskless.cli.models import models, tour
+from maskless.cli.models import demo, models
 from maskless.cli.reproduce import reproduce
 from maskless.cli.serve import serve
 
@@ -218,19 +218,19 @@ def convert(
     show.out.print(f"{to}: {converted.config}", highlight=False, soft_wrap=True)
 
 
-@app.command()
-def demo(
+@app.command("train-demo")
+def train_demo(
     minutes: Annotated[float, typer.Option(help="For training both models.")] = 1.7,
     seed: int = 0,
 ) -> None:
     """Train a small PGM and an MDLM of the same size on a toy language, and compare them."""
-    from maskless import demo as demonstration
+    from maskless import train_demo as demonstration
 
     demonstration.show(show.out, minutes=minutes, seed=seed)
 
 
 app.command()(models)
-app.command()(tour)
+app.command()(demo)
 app.command()(reproduce)
 app.command()(serve)
 app.command("train-codec")(train_codec)

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import dataclasses
 import json
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from maskless.cli import show
-from maskless.cli.evaluate_text import Asked, evaluate_text, whole_numbers
+from maskless.cli.evaluate_text import Asked, check_files, evaluate_text, whole_numbers
 from maskless.cli.generate import JSON, MODEL, TOKENIZER, refuse
 
 if TYPE_CHECKING:
@@ -18,6 +19,7 @@ if TYPE_CHECKING:
     from maskless.evaluate.images import Seen
     from maskless.evaluate.inception import Features
     from maskless.evaluate.sets import Real
+    from maskless.evaluate.sweep import Point
 
 FEATURES = Annotated[
     str | None, typer.Option(help="Pictures: the file of a feature network, or torch-fidelity (default).")
@@ -149,11 +151,11 @@ def _evaluate_pictures(
 
     from maskless.checkpoint import digest
     from maskless.evaluate import sets
-    from maskless.evaluate.sweep import plot, sweep, table
+    from maskless.evaluate.sweep import sweep
     from maskless.images import ImageHow, codec_of, grid_of
 
     sets.check_drawing(model, guidances, **how)
-    _check_files(to, statistics)
+    check_files(to, statistics)
     at_once = (500 if model.device.type == "cuda" else 25) if batch is None else batch  # 50,000 in equal parts
     sample = sets.drawn(model, samples, at_once, **how)
     (h, w), codec = grid_of(model), codec_of(model)
@@ -162,25 +164,16 @@ def _evaluate_pictures(
     seen = _look(sets.real(reference), network, h * codec.factor, codec.channels, statistics)
     settings = dataclasses.asdict(ImageHow(**how)) | {"model": digest(model.network, codec), "samples": samples}
     del settings["guidance"]  # which each point has
-    points, main = [], PartialState().is_main_process
-    with show.progress(shown=main) as bar:
-        share = -(-samples // PartialState().num_processes)
-        task = bar.add_task("drawing", total=share * len(guidances))
-        found = sweep(
-            sample,
-            guidances,
-            network,
-            seen,
-            to,
-            score=network.classes > 0,
-            settings=settings,
-            on_batch=lambda n: bar.advance(task, n),
-        )
-        for done, point in enumerate(found, 1):
-            points.append(point)
-            bar.update(task, completed=share * done, description=f"drawing; w = {point.guidance:g} done")
-    if not main:
-        return
+    swept = partial(sweep, sample, guidances, network, seen, to, score=network.classes > 0, settings=settings)
+    points = show.sweeping(swept, len(guidances), samples, lambda point: f"w = {point.guidance:g}")
+    if PartialState().is_main_process:
+        _show_points(points, to, as_json)
+
+
+def _show_points(points: list[Point], to: Path, as_json: bool) -> None:
+    """Figures on stdout, and a curve beside their file where there are several."""
+    from maskless.evaluate.sweep import plot, table
+
     curve = to.with_suffix(".png")
     if len(points) > 1:
         plot({to.stem: points}, curve)
@@ -215,7 +208,7 @@ def fid(
     from maskless.train.run import processes
 
     processes()
-    _check_files(save_statistics)
+    check_files(save_statistics)
     network, both = _features(features, feature_input), [sets.real(real), sets.real(made)]
     side = size or next((one.images.side() for one in both if one.images is not None), 0)
     first = _look(both[0], network, side, 3, save_statistics)
@@ -253,9 +246,3 @@ def _weights(given: str) -> list[float]:
         return [float(number) for number in given.split(",")]
     except ValueError:
         raise ValueError(f"--guidance {given!r}: expected a number, or several: 0,1,2,3") from None
-
-
-def _check_files(*paths: Path | None) -> None:
-    for path in paths:
-        if path is not None and not path.resolve().parent.is_dir():
-            raise ValueError(f"{path}: {path.parent} is not a folder")

@@ -6,6 +6,7 @@ import json
 from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -124,6 +125,13 @@ def whole_numbers(option: str, given: str) -> list[int]:
         raise ValueError(f"--{option} {given!r}: expected a whole number, or several: 8,16,32") from None
 
 
+def check_files(*paths: Path | None) -> None:
+    """Refuse, before any work, a file whose folder does not exist."""
+    for path in paths:
+        if path is not None and not path.resolve().parent.is_dir():
+            raise ValueError(f"{path}: {path.parent} is not a folder")
+
+
 def _bar(what: str, total: int) -> Any:
     from accelerate import PartialState
 
@@ -177,57 +185,52 @@ def _judge(model: Model, asked: Asked, otherwise: str | None) -> Judge | None:
 
 
 def _genppl(model: Model, corpora: list[Corpus], asked: Asked) -> Measured:
-    from accelerate import PartialState
-
-    from maskless.checkpoint import digest
-    from maskless.codec.text import TextCodec
     from maskless.evaluate.genppl import mauve_installed, sweep
     from maskless.evaluate.judge import DEFAULT
     from maskless.evaluate.orders import drawing
-    from maskless.texts import How
 
     to: Path | None = asked.given.get("out")
-    if to is not None and not to.resolve().parent.is_dir():
-        raise ValueError(f"{to}: {to.parent} is not a folder")
+    check_files(to)
     if len(corpora) > 1:
         raise ValueError(f"{len(corpora)} texts: samples are compared with one --data at most")
-    steps, order, length = _steps(model, asked), asked.get("order", "random"), asked.given.get("length")
-    draw = drawing(model, order=order, length=length, **asked.how)
-    n, judge = asked.get("texts", 1024), _judge(model, asked, DEFAULT)
+    steps, order, n = _steps(model, asked), asked.get("order", "random"), asked.get("texts", 1024)
+    draw = drawing(model, order=order, length=asked.given.get("length"), **asked.how)
+    judge = _judge(model, asked, DEFAULT)
     assert judge is not None
-    codec = model.codec if isinstance(model.codec, TextCodec) else None
     real = corpora[0].samples(n) if corpora else None
     features = judge.features(judge.encode([one.text for one in real])) if real and mauve_installed() else None
-    settings = {k: v for k, v in asdict(How(**asked.how)).items() if k != "steps"}  # which each point has
-    settings |= {"model": digest(model.network), "judge": judge.digest(), "order": order, "length": length}
-    settings |= {"data": corpora[0].name if corpora else None, "mauve": features is not None}
-    settings |= {"split": asked.given["split"]} if corpora and asked.given.get("split") else {}
-    points: list[Point] = []
     numbers = [0, *steps] if real else steps  # 0 steps: the data itself
-    with show.progress(shown=PartialState().is_main_process) as bar:
-        share = -(-n // PartialState().num_processes)
-        task = bar.add_task("drawing", total=share * len(numbers))
-        found = sweep(
-            lambda first, count, K: draw(first, count, K) if K or real is None else real[first : first + count],
-            numbers,
-            n,
-            judge,
-            codec,
-            to,
-            batch=asked.get("batch", 32),
-            settings=settings,
-            reference=features,
-            keep_texts=bool(asked.given.get("save-texts")),
-            on_batch=lambda done: bar.advance(task, done),
-        )
-        for done, point in enumerate(found, 1):
-            points.append(point)
-            bar.update(task, completed=share * done, description=f"drawing; {point.steps} steps done")
+    swept = partial(
+        sweep,
+        lambda first, count, K: draw(first, count, K) if K or real is None else real[first : first + count],
+        numbers,
+        n,
+        judge,
+        _codec(model),
+        to,
+        batch=asked.get("batch", 32),
+        settings=_conditions(model, judge, corpora, asked, mauve=features is not None),
+        reference=features,
+        keep_texts=bool(asked.given.get("save-texts")),
+    )
+    points: list[Point] = show.sweeping(swept, len(numbers), n, lambda point: f"{point.steps} steps")
     said = f"{n:,} texts, {order} order; judge {judge.name}" + (
         "" if features is not None or not real else "; MAUVE: not installed"
     )
     dumped = {"judge": judge.name, "points": [point.as_dict() for point in points]}
     return Measured(dumped, lambda: tables.points(points, said, to))
+
+
+def _conditions(model: Model, judge: Judge, corpora: list[Corpus], asked: Asked, *, mauve: bool) -> dict[str, Any]:
+    """What the figures of samples depend on, but for the steps, which each point has."""
+    from maskless.checkpoint import digest
+    from maskless.texts import How
+
+    found = {name: value for name, value in asdict(How(**asked.how)).items() if name != "steps"}
+    found |= {"model": digest(model.network), "judge": judge.digest()}
+    found |= {"order": asked.get("order", "random"), "length": asked.given.get("length")}
+    found |= {"data": corpora[0].name if corpora else None, "mauve": mauve}
+    return found | ({"split": asked.given["split"]} if corpora and asked.given.get("split") else {})
 
 
 def _orders(model: Model, corpora: list[Corpus], asked: Asked) -> Measured:

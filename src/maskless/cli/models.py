@@ -1,4 +1,4 @@
-"""The commands `models` and `tour`: what is shipped with the package, and what it does."""
+"""The commands `models` and `demo`: what is shipped with the package, and what it does."""
 
 from __future__ import annotations
 
@@ -13,7 +13,10 @@ from rich.table import Table
 from maskless.cli import show
 from maskless.cli.generate import JSON, SEED
 
-TEXT = "Once upon a time there was a [6] who liked to [4]. One day, [24]. They were [2] and happy."
+TEXT = (
+    "Once upon a time, there was a dog named Max. Max loved to [8]. One day, Max saw a [4] and [10]. Max was sad "
+    "because [10]. Then his friend [16]. They were both very happy."
+)
 
 
 def models(
@@ -44,7 +47,7 @@ def models(
     show.out.print(table)
 
 
-def tour(
+def demo(
     model: Annotated[str, typer.Option(help="What writes: a shipped model, or a folder.")] = "stories",
     rival: Annotated[str, typer.Option(help="What it races against.")] = "stories-mdlm",
     pictures: Annotated[str, typer.Option(help="What draws.")] = "cifar10",
@@ -55,8 +58,8 @@ def tour(
 ) -> None:
     """Show the shipped models at work: a story, gaps filled, pictures, and how fast it went.
 
-    maskless tour --text "The \\[3] dog ran to \\[8]."
+    maskless demo --text "The \\[3] dog ran to \\[8]."
     """
-    from maskless import tour as shown
+    from maskless import demo as shown
 
     shown.show(show.out, model=model, rival=rival, drawing=pictures, prompt=prompt, text=text, picture=to, seed=seed)

@@ -89,12 +89,15 @@ def reproduce(
         total = f"training takes about {sum(hours.values()):,.0f} GPU hours of this kind"
         raise ValueError(f"{total}, and distilling and evaluating come on top: start it with --yes")
     outcomes = run.run(this, run.child, on_step)
+    reasons = [outcome.why_not for outcome in outcomes.values() if outcome.why_not]
+    if reasons and len(reasons) == len(outcomes):  # nothing to show: the data cannot be read, say
+        raise ValueError(reasons[0])
     found = list(run.numbers(this, outcomes))
     machines = [outcome.machine for outcome in outcomes.values()]
     print(report.markdown(this, found, machines), end="")
     made = report.write(this, found, machines)
     show.err.print("written: " + "   ".join(map(str, made)), highlight=False, soft_wrap=True)
-    if any(outcome.why_not for outcome in outcomes.values()):
+    if reasons:
         raise typer.Exit(1)
 
 

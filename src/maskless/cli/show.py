@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from rich.console import Console
 from rich.panel import Panel
@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from maskless.sampling import Step
     from maskless.train.run import RunConfig
 
+P = TypeVar("P")
 out, err = Console(), Console(stderr=True)
 
 
@@ -92,6 +93,20 @@ def bar(what: str, total: int, shown: bool = True) -> Iterator[Callable[[int], N
     with progress(shown) as drawn:
         task = drawn.add_task(what, total=total)
         yield lambda amount: drawn.advance(task, amount)
+
+
+def sweeping(sweep: Callable[..., Iterable[P]], points: int, samples: int, named: Callable[[P], str]) -> list[P]:
+    """All points of a sweep, with a bar: each takes so many samples, of which every process draws its share."""
+    from accelerate import PartialState
+
+    state, found = PartialState(), []
+    share = -(-samples // state.num_processes)
+    with progress(shown=state.is_main_process) as drawn:
+        task = drawn.add_task("drawing", total=share * points)
+        for done, point in enumerate(sweep(on_batch=lambda amount: drawn.advance(task, amount)), 1):
+            found.append(point)
+            drawn.update(task, completed=share * done, description=f"drawing; {named(point)} done")
+    return found
 
 
 @contextmanager

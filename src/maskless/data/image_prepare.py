@@ -6,7 +6,6 @@ Shapes: B batch, N pictures, s pixels a side, C channels, h, w the grid of token
 from __future__ import annotations
 
 import shutil
-import uuid
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
 from itertools import islice
@@ -28,8 +27,8 @@ from maskless.data.image_tokens import (
     write_index,
 )
 from maskless.data.images import VALID, WORKERS, read_images
-from maskless.data.tokens import DTYPES, SPLITS, bin_path
-from maskless.files import put_folder
+from maskless.data.tokens import DTYPES, SPLITS, bin_path, dtype_for
+from maskless.files import whole_folder
 
 NAMED = 20  # broken pictures that the index names; the others are counted
 
@@ -186,23 +185,20 @@ def prepare_images(
     target = Path(out).resolve()
     _check_target(target, overwrite)
     images = read_images(inputs)
-    broken = _Broken()
-    dtype = "uint16" if codec.codes + 2 <= 1 << 16 else "uint32"
+    broken, dtype = _Broken(), dtype_for(codec.codes + 2)
 
     def report(done: int) -> None:
         if on_progress:
             on_progress(done + broken.count, images.total, broken.count)
 
-    aside = target.with_name(f".{target.name}.{uuid.uuid4().hex[:8]}.partial")
-    aside.mkdir(parents=True)
-    try:
+    with whole_folder(target) as folder:
         pictures = images.pictures(
             size, valid=valid, filter=filter, channels=codec.channels, workers=workers, on_broken=broken
         )
-        with _Writer(aside, dtype, bool(images.classes)) as writer:
+        with _Writer(folder, dtype, bool(images.classes)) as writer:
             grid = _write(_batches(pictures, batch), codec, writer, flips, report)
         prepared = PreparedImages(
-            folder=aside,
+            folder=folder,
             size=size,
             filter=filter,
             channels=codec.channels,
@@ -216,10 +212,6 @@ def prepare_images(
             sources=images.names,
             splits=writer.splits(1 + grid[0] * grid[1]),
         )
-        codec.save(aside / CODEC)
+        codec.save(folder / CODEC)
         write_index(prepared)
-        put_folder(aside, target)
-    except BaseException:
-        shutil.rmtree(aside, ignore_errors=True)
-        raise
     return open_images(out)

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import shutil
-import uuid
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from fractions import Fraction
@@ -15,8 +13,17 @@ import numpy as np
 
 from maskless.codec.text import TextCodec, train_bpe
 from maskless.data.sources import Chunk, Corpus, read
-from maskless.data.tokens import DTYPES, SPLITS, Prepared, SplitIndex, bin_path, read_index, write_index
-from maskless.files import put_folder
+from maskless.data.tokens import (
+    DTYPES,
+    SPLITS,
+    Prepared,
+    SplitIndex,
+    bin_path,
+    dtype_for,
+    read_index,
+    write_index,
+)
+from maskless.files import whole_folder
 
 BPE_CHARACTERS = 100_000_000  # as much text as a vocabulary is learnt from
 BATCH_CHARACTERS = 1 << 21  # encoded, and then written, at once
@@ -230,6 +237,17 @@ def _indices(splits: Mapping[str, Rows], valid: float) -> dict[str, SplitIndex]:
     return found
 
 
+def _check_options(codec: TextCodec | None, vocab: int | None, length: int, layout: str, valid: float) -> None:
+    if layout not in LAYOUTS:
+        raise ValueError(f"unknown layout {layout!r}: expected {', '.join(LAYOUTS)}")
+    if (codec is None) == (vocab is None):
+        raise ValueError("give either a codec, or the vocab of one to learn from the text")
+    if length < 3:
+        raise ValueError(f"length is {length}: expected 3 or more")
+    if not 1e-6 <= valid <= 0.5:
+        raise ValueError(f"valid is {valid}: expected a share above 0, at most 0.5")
+
+
 def _check_target(out: Path, overwrite: bool) -> None:
     if not out.exists() or (out.is_dir() and not any(out.iterdir())):
         return
@@ -257,14 +275,7 @@ def prepare(
     valid: the share of documents (of pieces, in plain text files) held out, unless the data set has its own split.
     on_progress: called with bytes read, bytes to read and tokens so far.  `out` appears when all is done or never.
     """
-    if layout not in LAYOUTS:
-        raise ValueError(f"unknown layout {layout!r}: expected {', '.join(LAYOUTS)}")
-    if (codec is None) == (vocab is None):
-        raise ValueError("give either a codec, or the vocab of one to learn from the text")
-    if length < 3:
-        raise ValueError(f"length is {length}: expected 3 or more")
-    if not 1e-6 <= valid <= 0.5:
-        raise ValueError(f"valid is {valid}: expected a share above 0, at most 0.5")
+    _check_options(codec, vocab, length, layout, valid)
     target = Path(out).resolve()
     _check_target(target, overwrite)
     corpus = read(inputs, field=field)
@@ -275,18 +286,16 @@ def prepare(
         if on_progress:
             on_progress(consumed, passes * corpus.total, tokens)
 
-    aside = target.with_name(f".{target.name}.{uuid.uuid4().hex[:8]}.partial")
-    aside.mkdir(parents=True)
-    try:
+    with whole_folder(target) as folder:
         if codec is None:
             assert vocab is not None
             codec = train_bpe(_training_text(corpus, share, report), vocab)
         before = (passes - 1) * corpus.total
-        dtype = "uint16" if codec.vocab <= 1 << 16 else "uint32"
+        dtype = dtype_for(codec.vocab)
         splits = {name: LAYOUTS[layout](codec, length) for name in SPLITS}
-        _write(corpus, codec, splits, aside, DTYPES[dtype], share, lambda done, n: report(before + done, n))
+        _write(corpus, codec, splits, folder, DTYPES[dtype], share, lambda done, n: report(before + done, n))
         index = Prepared(
-            folder=aside,
+            folder=folder,
             length=length,
             dtype=dtype,
             layout=layout,
@@ -297,10 +306,6 @@ def prepare(
             sources=corpus.names,
             splits=_indices(splits, valid),
         )
-        codec.save(aside)
+        codec.save(folder)
         write_index(index)
-        put_folder(aside, target)
-    except BaseException:
-        shutil.rmtree(aside, ignore_errors=True)
-        raise
     return Path(out)

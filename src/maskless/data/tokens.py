@@ -77,6 +77,11 @@ def bin_path(folder: Path, split: str) -> Path:
     return folder / f"{split}.bin"
 
 
+def dtype_for(vocab: int) -> str:
+    """The smallest kind of number that holds every token."""
+    return "uint16" if vocab <= 1 << 16 else "uint32"
+
+
 def write_index(prepared: Prepared) -> None:
     """Writes index.json into the folder that it describes."""
     fields = {"format": FORMAT} | {k: v for k, v in asdict(prepared).items() if k != "folder"}

@@ -136,6 +136,91 @@ def _cut(text: str, until: Sequence[str]) -> int | None:
     return min((at for stop in until if stop and (at := text.find(stop)) >= 0), default=None)
 
 
+class Answers:
+    """What lm-eval asks of a model, answered by a Scorer; `register` puts it before lm-eval's own class, TemplateLM.
+
+    pretrained: a model folder, a run folder, a hub id or a released file, with its EMA weights unless told otherwise.
+    """
+
+    cache_hook: Any  # these are TemplateLM's
+    rank: int
+    world_size: int
+    _encode_pair: Callable[[str, str], options.Request]
+
+    def __init__(
+        self,
+        pretrained: str,
+        *,
+        batch_size: int | str | None = None,
+        max_batch_size: int | None = None,
+        device: str | None = None,
+        tokenizer: str | None = None,
+        weights: str = "ema",
+        **how: Any,
+    ) -> None:
+        super().__init__()
+        state = PartialState(cpu=not torch.accelerator.is_available() or device == "cpu")
+        self._rank, self._world_size = state.process_index, state.num_processes
+        own = state.num_processes == 1 and torch.accelerator.is_available()  # lm-eval says cuda:0 unasked
+        self._device = torch.device(device) if device and own else state.device
+        model = api.load(str(pretrained), tokenizer=tokenizer, weights=weights, device=self._device)
+        batch = 32 if batch_size is None or str(batch_size).startswith("auto") else int(batch_size)
+        self.scorer, self.batch_size = Scorer(model, batch=batch, **how), batch
+
+    @property
+    def eot_token_id(self) -> int | None:
+        return self.scorer.codec.eos
+
+    @property
+    def tokenizer_name(self) -> str:
+        return NAME
+
+    def tok_encode(self, string: str, add_special_tokens: bool | None = None, **_: Any) -> list[int]:
+        return self.scorer.codec.encode(string)
+
+    def loglikelihood(self, requests: list[Any], disable_tqdm: bool = False) -> list[tuple[float, bool]]:
+        pairs = [self._pair(*request.args) for request in requests]
+        with _bar("scoring", len(pairs), shown=not disable_tqdm and self.rank == 0) as advance:
+            found = self.scorer.score(pairs, on_batch=advance)
+        for request, answer in zip(requests, found, strict=True):
+            self.cache_hook.add_partial("loglikelihood", request.args, answer)
+        return found
+
+    def _pair(self, context: str, continuation: str) -> options.Request:
+        return self._encode_pair(context, continuation) if context else ([], self.tok_encode(continuation))
+
+    def _loglikelihood_tokens(self, requests: list[Any], **_: Any) -> list[tuple[float, bool]]:
+        return self.scorer.score([(prefix, target) for _, prefix, target in requests])
+
+    def loglikelihood_rolling(self, requests: list[Any], disable_tqdm: bool = False) -> list[float]:
+        return self.scorer.whole([self.tok_encode(request.args[0]) for request in requests])
+
+    def generate_until(self, requests: list[Any], disable_tqdm: bool = False) -> list[str]:
+        groups: defaultdict[str, list[int]] = defaultdict(list)
+        for i, request in enumerate(requests):
+            groups[repr(sorted(request.args[1].items()))].append(i)
+        answers = [""] * len(requests)
+        with _bar("filling", len(requests), shown=not disable_tqdm and self.rank == 0) as advance:
+            for numbers in groups.values():
+                until, most, how = _generation(requests[numbers[0]].args[1])
+                prefixes = [self.tok_encode(requests[i].args[0]) for i in numbers]
+                for i, text in zip(numbers, self.scorer.continued(prefixes, until, most, **how), strict=True):
+                    answers[i] = text
+                    self.cache_hook.add_partial("generate_until", requests[i].args, text)
+                advance(len(numbers))
+        return answers
+
+    def all_gather(self, tensor: Any) -> Any:
+        return gather(tensor.reshape(-1)) if self.world_size > 1 else tensor
+
+    def gather_object(self, obj: Any, dst: int = 0) -> list[Any] | None:
+        found = gather_object([obj])
+        return found if self.rank == dst else None
+
+    def barrier(self) -> None:
+        PartialState().wait_for_everyone()
+
+
 def register() -> type[Any]:
     """The class of the model `maskless` in lm-eval's registry; a second call gives the same one."""
     if find_spec("lm_eval") is None:
@@ -143,89 +228,13 @@ def register() -> type[Any]:
     from lm_eval.api.model import TemplateLM
     from lm_eval.api.registry import MODEL_REGISTRY, register_model
 
-    if NAME in MODEL_REGISTRY:
-        return MODEL_REGISTRY.get(NAME)
+    if NAME not in MODEL_REGISTRY:
 
-    @register_model(NAME)
-    class MasklessLM(TemplateLM):  # type: ignore[misc]
-        """A model folder, a run folder, a hub id or a released file, with its EMA weights."""
+        @register_model(NAME)
+        class MasklessLM(Answers, TemplateLM):  # type: ignore[misc]
+            """A maskless model that lm-eval can run."""
 
-        def __init__(
-            self,
-            pretrained: str,
-            *,
-            batch_size: int | str | None = None,
-            max_batch_size: int | None = None,
-            device: str | None = None,
-            tokenizer: str | None = None,
-            weights: str = "ema",
-            **how: Any,
-        ) -> None:
-            super().__init__()
-            state = PartialState(cpu=not torch.accelerator.is_available() or device == "cpu")
-            self._rank, self._world_size = state.process_index, state.num_processes
-            own = (
-                device and state.num_processes == 1 and torch.accelerator.is_available()
-            )  # lm-eval says cuda:0 unasked
-            self._device = torch.device(device) if device and own else state.device
-            model = api.load(str(pretrained), tokenizer=tokenizer, weights=weights, device=self._device)
-            batch = 32 if batch_size is None or str(batch_size).startswith("auto") else int(batch_size)
-            self.scorer, self.batch_size = Scorer(model, batch=batch, **how), batch
-
-        @property
-        def eot_token_id(self) -> int | None:
-            return self.scorer.codec.eos
-
-        @property
-        def tokenizer_name(self) -> str:
-            return NAME
-
-        def tok_encode(self, string: str, add_special_tokens: bool | None = None, **_: Any) -> list[int]:
-            return self.scorer.codec.encode(string)
-
-        def loglikelihood(self, requests: list[Any], disable_tqdm: bool = False) -> list[tuple[float, bool]]:
-            pairs = [self._pair(*request.args) for request in requests]
-            with _bar("scoring", len(pairs), shown=not disable_tqdm and self.rank == 0) as advance:
-                found = self.scorer.score(pairs, on_batch=advance)
-            for request, answer in zip(requests, found, strict=True):
-                self.cache_hook.add_partial("loglikelihood", request.args, answer)
-            return found
-
-        def _pair(self, context: str, continuation: str) -> options.Request:
-            return self._encode_pair(context, continuation) if context else ([], self.tok_encode(continuation))
-
-        def _loglikelihood_tokens(self, requests: list[Any], **_: Any) -> list[tuple[float, bool]]:
-            return self.scorer.score([(prefix, target) for _, prefix, target in requests])
-
-        def loglikelihood_rolling(self, requests: list[Any], disable_tqdm: bool = False) -> list[float]:
-            return self.scorer.whole([self.tok_encode(request.args[0]) for request in requests])
-
-        def generate_until(self, requests: list[Any], disable_tqdm: bool = False) -> list[str]:
-            groups: defaultdict[str, list[int]] = defaultdict(list)
-            for i, request in enumerate(requests):
-                groups[repr(sorted(request.args[1].items()))].append(i)
-            answers = [""] * len(requests)
-            with _bar("filling", len(requests), shown=not disable_tqdm and self.rank == 0) as advance:
-                for numbers in groups.values():
-                    until, most, how = _generation(requests[numbers[0]].args[1])
-                    prefixes = [self.tok_encode(requests[i].args[0]) for i in numbers]
-                    for i, text in zip(numbers, self.scorer.continued(prefixes, until, most, **how), strict=True):
-                        answers[i] = text
-                        self.cache_hook.add_partial("generate_until", requests[i].args, text)
-                    advance(len(numbers))
-            return answers
-
-        def all_gather(self, tensor: Any) -> Any:
-            return gather(tensor.reshape(-1)) if self.world_size > 1 else tensor
-
-        def gather_object(self, obj: Any, dst: int = 0) -> list[Any] | None:
-            found = gather_object([obj])
-            return found if self.rank == dst else None
-
-        def barrier(self) -> None:
-            PartialState().wait_for_everyone()
-
-    return MasklessLM
+    return MODEL_REGISTRY.get(NAME)
 
 
 @contextmanager

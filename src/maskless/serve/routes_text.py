@@ -25,6 +25,7 @@ from maskless.serve.requests import (
     FillRequest,
     GenerateRequest,
     TextAnswer,
+    TextSampling,
 )
 from maskless.serve.rows import Row
 from maskless.serve.state import State, fields, wants_stream
@@ -39,29 +40,11 @@ def text_routes(state: State) -> APIRouter:
     """The router of all of them; long texts are read in threads, so that the event loop stays free."""
     router = APIRouter(tags=["text"])
 
-    async def run(request: Request, host: Host, gapped: texts.Gapped, settings: texts.Settings, stream: bool) -> Any:
-        rows = await asyncio.to_thread(texts.rows_of, host, gapped, _checked(state, settings))
-        if not wants_stream(request, stream):
-            seconds = await state.whole(request, host, rows)
-            return texts.answer(host, gapped, rows, seconds)
-
-        async def landed(steps: Steps, seconds: float) -> AsyncIterator[bytes]:
-            for one in texts.landings(host, steps):
-                yield event("step", one | {"seconds": round(seconds, 4)})
-
-        return state.stream(
-            host,
-            rows,
-            opened=[event("start", texts.opening(host, gapped, rows))],
-            landed=landed,
-            ended=lambda seconds: [event("done", texts.answer(host, gapped, rows, seconds))],
-        )
-
     @router.post("/v1/generate", response_model=TextAnswer, responses=STREAMS, summary="Write texts from a prompt")
     async def generate(request: Request, body: GenerateRequest) -> Any:
         host = state.host(body.model)
         gapped = await asyncio.to_thread(texts.from_prompt, host, body.prompt, body.length)
-        return await run(request, host, gapped, texts.Settings(**fields(body, texts.Settings)), body.stream)
+        return await _filled(state, request, host, gapped, body)
 
     @router.post("/v1/fill", response_model=TextAnswer, responses=STREAMS, summary="Fill the gaps of a text")
     async def fill(request: Request, body: FillRequest) -> Any:
@@ -70,7 +53,7 @@ def text_routes(state: State) -> APIRouter:
             gapped = await asyncio.to_thread(texts.from_template, host, texts.blanks(body.text))
         else:
             gapped = texts.from_tokens(host, body.tokens or [], body.spaced)
-        return await run(request, host, gapped, texts.Settings(**fields(body, texts.Settings)), body.stream)
+        return await _filled(state, request, host, gapped, body)
 
     @router.post(
         "/v1/alternatives",
@@ -87,38 +70,58 @@ def text_routes(state: State) -> APIRouter:
 
     @router.post("/v1/completions", response_model=CompletionAnswer, responses=STREAMS, summary="As OpenAI's")
     async def completions(request: Request, body: CompletionRequest) -> Any:
-        host = state.host(body.model)
-        completion = await asyncio.to_thread(_Completion, host, body)
-        settings = texts.Settings(
-            steps=body.steps,
-            seed=0 if body.seed is None else body.seed,
-            temperature=body.temperature,
-            top_k=body.top_k,
-            top_p=body.top_p,
-            order=body.order,
-            n=body.n,
-        )
-        rows = await asyncio.to_thread(texts.rows_of, host, completion.gapped, _checked(state, settings))
-        if not wants_stream(request, body.stream):
-            await state.whole(request, host, rows)
-            return completion.answer(rows)
-
-        async def landed(steps: Steps, seconds: float) -> AsyncIterator[bytes]:
-            for number in dict.fromkeys(number for number, _ in steps):
-                if chunk := completion.chunk(number, rows[number]):
-                    yield chunk
-
-        return state.stream(
-            host, rows, opened=[], landed=landed, ended=lambda seconds: [*completion.last(rows), b"data: [DONE]\n\n"]
-        )
+        completion = await asyncio.to_thread(_Completion, state.host(body.model), body)
+        return await _completed(state, request, completion)
 
     return router
 
 
-def _checked(state: State, settings: texts.Settings) -> texts.Settings:
-    if settings.n > state.limits.rows:
-        raise ValueError(f"n is {settings.n}: expected at most {state.limits.rows} texts in a request")
-    return settings
+async def _rows(
+    state: State, host: Host, gapped: texts.Gapped, body: TextSampling | CompletionRequest
+) -> Sequence[Row]:
+    """What a request asks to be decided; a field without a value is left to the settings."""
+    if body.n > state.limits.rows:
+        raise ValueError(f"n is {body.n}: expected at most {state.limits.rows} texts in a request")
+    given = {name: value for name, value in fields(body, texts.Settings).items() if value is not None}
+    return await asyncio.to_thread(texts.rows_of, host, gapped, texts.Settings(**given))
+
+
+async def _filled(state: State, request: Request, host: Host, gapped: texts.Gapped, body: TextSampling) -> Any:
+    """Filled texts, whole or step by step."""
+    rows = await _rows(state, host, gapped, body)
+    if not wants_stream(request, body.stream):
+        seconds = await state.whole(request, host, rows)
+        return texts.answer(host, gapped, rows, seconds)
+
+    async def landed(steps: Steps, seconds: float) -> AsyncIterator[bytes]:
+        for one in texts.landings(host, steps):
+            yield event("step", one | {"seconds": round(seconds, 4)})
+
+    return state.stream(
+        host,
+        rows,
+        opened=[event("start", texts.opening(host, gapped, rows))],
+        landed=landed,
+        ended=lambda seconds: [event("done", texts.answer(host, gapped, rows, seconds))],
+    )
+
+
+async def _completed(state: State, request: Request, completion: _Completion) -> Any:
+    """Completions, whole or in chunks of what is decided without a hole."""
+    host, body = completion.host, completion.body
+    rows = await _rows(state, host, completion.gapped, body)
+    if not wants_stream(request, body.stream):
+        await state.whole(request, host, rows)
+        return completion.answer(rows)
+
+    async def landed(steps: Steps, seconds: float) -> AsyncIterator[bytes]:
+        for number in dict.fromkeys(number for number, _ in steps):
+            if chunk := completion.chunk(number, rows[number]):
+                yield chunk
+
+    return state.stream(
+        host, rows, opened=[], landed=landed, ended=lambda seconds: [*completion.last(rows), b"data: [DONE]\n\n"]
+    )
 
 
 def _probe(host: Host, body: AlternativesRequest) -> Row:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import io
 import json
 import math
 import pickle
@@ -26,9 +25,10 @@ from maskless.data.images import read_images
 from maskless.files import write_aside
 from maskless.nn import autocast
 from maskless.train.codec_loop import CodecConfig, CodecStep, Trainer, share_done, train_steps
+from maskless.train.interruption import Interruption
 from maskless.train.loop import Clock, is_due
 from maskless.train.report import Metrics, progress_bar
-from maskless.train.state import saved
+from maskless.train.state import dump, saved
 
 MOST_TESTED = 1_024  # of the images that are held out
 LARGEST = 64  # pixels along a side, if nobody says
@@ -186,10 +186,10 @@ class CodecRun:
         """Write the losses up to here, the training state, then the averaged codec."""
         self._write_losses()  # the metrics of a run that resumes here have no gap
         with self.clock.paused():
-            folder, whole = self.folder / "states", io.BytesIO()
-            torch.save({"step": step, "seconds": self.clock.seconds, "trainer": self.trainer.state()}, whole)
+            folder = self.folder / "states"
+            state = {"step": step, "seconds": self.clock.seconds, "trainer": self.trainer.state()}
             folder.mkdir(exist_ok=True)
-            write_aside(folder / f"step-{step:08d}.pt", lambda path: path.write_bytes(whole.getbuffer()))
+            write_aside(folder / f"step-{step:08d}.pt", lambda path: dump(state, path))
             for old in saved(folder)[: -self.config.keep]:
                 old.unlink()
             with self._averaged():
@@ -237,17 +237,21 @@ def train_codec(folder: Path, config: CodecConfig, console: Console) -> CodecSum
     share, done = share_done(config, run.start, run.clock), run.start
     with progress_bar(console) as bar:
         task = bar.add_task("training", total=1.0, text="starting")
-        for step in run:
-            done, last = step.step, step.share >= 1
-            if (loss := run.log(step)) is not None:
-                first = first or (done, run.clock.seconds)  # the first steps warm up
-                speed = config.batch * (done - first[0]) / max(1e-9, run.clock.seconds - first[1])
-                bar.update(task, completed=step.share, text=f"loss {loss:6.3f}  {speed:>7,.0f} images/s")
-            if is_due(config.evaluate_every, step, share) and not last:
-                _say(console, f"  step {done:,}: {described(run.evaluate(done))}")
-            if is_due(config.save_every, step, share) or last:
-                run.save(done)
-            share = step.share
+        with Interruption() as interruption:
+            for step in run:
+                done, last = step.step, step.share >= 1
+                if (loss := run.log(step)) is not None:
+                    first = first or (done, run.clock.seconds)  # the first steps warm up
+                    speed = config.batch * (done - first[0]) / max(1e-9, run.clock.seconds - first[1])
+                    bar.update(task, completed=step.share, text=f"loss {loss:6.3f}  {speed:>7,.0f} images/s")
+                if is_due(config.evaluate_every, step, share) and not last:
+                    _say(console, f"  step {done:,}: {described(run.evaluate(done))}")
+                interrupted = interruption.asked  # read once: Ctrl-C may come between the lines
+                if is_due(config.save_every, step, share) or last or interrupted:
+                    run.save(done)
+                if interrupted:
+                    raise KeyboardInterrupt
+                share = step.share
         seconds = run.clock.seconds
         speed = config.batch * (done - first[0]) / (seconds - first[1]) if first and seconds > first[1] else 0.0
         bar.update(task, completed=1.0, text="evaluating")

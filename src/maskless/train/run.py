@@ -31,6 +31,7 @@ from maskless.files import write_aside
 from maskless.images import generate_images
 from maskless.nn.blocks import open_gates
 from maskless.train import state
+from maskless.train.interruption import Interruption
 from maskless.train.loop import MODELS, Clock, Progress, TrainConfig, compile_layers, is_due, share_done, train
 from maskless.train.report import Metrics, plot_losses, progress_bar
 
@@ -167,6 +168,12 @@ class Run:
             pictures.grid(pixels, self.folder / "samples.png", labels=labels, columns=8)
         return []
 
+    def stops(self, asked: bool, *, logged: bool) -> bool:
+        """Whether Ctrl-C ends the run after this step. Several processes agree on it where they read losses anyway."""
+        if self.accelerator.num_processes == 1:
+            return asked
+        return logged and self.accelerator.reduce(torch.tensor(float(asked), device=self.accelerator.device)).item() > 0
+
     def save(self, step: int) -> None:
         """Write the losses up to here, the training state, then the averaged model."""
         self._write_losses()  # the metrics of a run that resumes here have no gap
@@ -226,22 +233,26 @@ def complete(this: Run, console: Console, *, name: str) -> Summary:
     share = share_done(settings, this.start, this.clock, this.accelerator)
     with progress_bar(console, enabled=this.main) as bar:
         task = bar.add_task(name, total=1.0, text="starting")
-        for step in this:
-            done = step.step
-            if (loss := this.log(step)) is not None:
-                first = first or (done, this.clock.seconds)  # the first steps compile and warm up
-                speed = tokens * (done - first[0]) / max(1e-9, this.clock.seconds - first[1])
-                bar.update(task, completed=step.share, text=f"loss {loss:6.3f}  {speed:>9,.0f} tokens/s")
-            last = step.share >= 1
-            if is_due(settings.evaluate_every, step, share) and not last:
-                measured = this.evaluate(done, 256)
-                _say(this, console, f"  step {done:,}: validation perplexity {_pm(measured)}")
-            if is_due(settings.sample_every, step, share) and not last:
-                shown = [repr(str(text)[:300]) for text in this.samples(1)] or [f"see {folder / 'samples.png'}"]
-                _say(this, console, f"  step {done:,}: {escape(shown[0])}")
-            if is_due(settings.save_every, step, share) or last:
-                this.save(done)
-            share = step.share
+        with Interruption() as interruption:
+            for step in this:
+                done = step.step
+                if (loss := this.log(step)) is not None:
+                    first = first or (done, this.clock.seconds)  # the first steps compile and warm up
+                    speed = tokens * (done - first[0]) / max(1e-9, this.clock.seconds - first[1])
+                    bar.update(task, completed=step.share, text=f"loss {loss:6.3f}  {speed:>9,.0f} tokens/s")
+                last = step.share >= 1
+                if is_due(settings.evaluate_every, step, share) and not last:
+                    measured = this.evaluate(done, 256)
+                    _say(this, console, f"  step {done:,}: validation perplexity {_pm(measured)}")
+                if is_due(settings.sample_every, step, share) and not last:
+                    shown = [repr(str(text)[:300]) for text in this.samples(1)] or [f"see {folder / 'samples.png'}"]
+                    _say(this, console, f"  step {done:,}: {escape(shown[0])}")
+                interrupted = this.stops(interruption.asked, logged=loss is not None)
+                if is_due(settings.save_every, step, share) or last or interrupted:
+                    this.save(done)
+                if interrupted:
+                    raise KeyboardInterrupt
+                share = step.share
         if done == this.start:  # all was done: a kill may have come between the last state and its model
             this.save_model()
         seconds = this.clock.seconds

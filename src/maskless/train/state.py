@@ -38,7 +38,7 @@ def save(
     }
     if accelerator.is_main_process:
         folder.mkdir(parents=True, exist_ok=True)
-        write_aside(folder / f"step-{step:08d}.pt", lambda path: _dump(state, path))
+        write_aside(folder / f"step-{step:08d}.pt", lambda path: dump(state, path))
         for old in saved(folder)[:-keep]:
             old.unlink()
 
@@ -70,13 +70,13 @@ def saved(folder: Path) -> list[Path]:
     return sorted(folder.glob("step-*.pt")) if folder.is_dir() else []
 
 
-def _dump(state: dict[str, Any], path: Path) -> None:
-    """torch.save, where a full disk is the system's OSError rather than a complaint about the archive."""
+def dump(state: dict[str, Any], path: Path) -> None:
+    """torch.save, where a full disk is the system's OSError, and Ctrl-C itself, rather than a complaint about both."""
     try:
         with path.open("wb") as file:
             torch.save(state, file)
     except RuntimeError as error:
-        if isinstance(error.__context__, OSError):
+        if isinstance(error.__context__, OSError | KeyboardInterrupt):
             raise error.__context__ from None
         raise
 

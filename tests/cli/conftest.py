@@ -1,0 +1,62 @@
+"""A command in this process, and a run, a text and other data for it to work on."""
+
+from __future__ import annotations
+
+import json
+import sys
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from running import Ended, really
+
+from maskless import cli
+from maskless.data.prepare import prepare
+from maskless.data.toy import write
+
+
+@pytest.fixture
+def command(monkeypatch, capsys) -> Callable[..., Ended]:
+    """command(...): what this process makes of a command."""
+    monkeypatch.setattr(threading, "excepthook", threading.excepthook)
+
+    def run(*arguments: Any) -> Ended:
+        monkeypatch.setattr(sys, "argv", ["maskless", *map(str, arguments)])
+        capsys.readouterr()
+        with pytest.raises(SystemExit) as ended:
+            cli.main()
+        return Ended(ended.value.code, *capsys.readouterr())
+
+    return run
+
+
+@pytest.fixture(scope="session")
+def folder(tmp_path_factory) -> Path:
+    return tmp_path_factory.mktemp("cli")
+
+
+@pytest.fixture(scope="session")
+def text(folder) -> Path:
+    return write(folder / "toy.txt", 300, seed=0)
+
+
+@pytest.fixture(scope="session")
+def trained(folder, text) -> Ended:
+    """A text and a place are enough; the minutes only keep it short."""
+    return really("train", "--text", text.name, "--out", "run", "--minutes", 0.03, folder=folder)
+
+
+@pytest.fixture(scope="session")
+def model(folder, trained) -> Path:
+    assert trained.code == 0, trained.err
+    return folder / "run"
+
+
+@pytest.fixture(scope="session")
+def other(folder) -> Path:
+    """Data of a vocabulary as large as the model's, with other tokens in it."""
+    path = folder / "other.jsonl"
+    path.write_text("".join(json.dumps({"text": f"Zwölf Boxkämpfer {n} " * 30}) + "\n" for n in range(40)))
+    return prepare([path], folder / "other", vocab=257, length=16)

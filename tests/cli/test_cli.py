@@ -1,0 +1,151 @@
+"""The command line: results on stdout, the rest on stderr."""
+
+from __future__ import annotations
+
+import json
+
+import torch
+from PIL import Image
+
+import maskless
+from maskless.train.report import read_metrics
+from nn.reference import parameters, random_state
+
+TINY = ["--width", "32", "--layers", "2", "--length", "16", "--tokenizer", "bytes", "--batch", "8"]
+
+
+def test_training_on_a_text_leaves_a_whole_run(trained, model):
+    assert trained.code == 0
+    for name in ("run.json", "metrics.jsonl", "loss.png", "model/config.json", "model/model.safetensors"):
+        assert (model / name).is_file(), name
+    lines = read_metrics(model / "metrics.jsonl")
+    states = sorted(path.name for path in (model / "states").iterdir())
+    assert states[-1] == f"step-{lines[-1]['step']:08d}.pt"  # the end is saved, and before it at most one more is kept
+    assert len(states) <= 2
+    assert [line["step"] for line in lines if "loss" in line] == list(range(1, lines[-1]["step"] + 1))
+    assert "perplexity" in lines[-1]
+    with Image.open(model / "loss.png") as image:
+        assert image.format == "PNG"
+    assert [path.name for path in model.rglob(".*")] == []
+
+
+def test_training_reports_on_stdout_and_shows_progress_on_stderr(trained):
+    assert "validation perplexity" in trained.out
+    assert "try: maskless generate run" in trained.out
+    assert "training: pgm" in trained.err
+    assert "training: pgm" not in trained.out
+
+
+def test_generated_texts_alone_are_on_stdout_and_a_seed_repeats_them(model, command):
+    one, again, other = (command("generate", model, "--n", 2, "--steps", 4, "--seed", s) for s in (1, 1, 2))
+    texts = maskless.generate(maskless.load(model), 2, steps=4, seed=1)
+    assert one == again
+    assert one.code == 0
+    assert one.out == "".join(f"{text}\n" for text in texts)
+    assert one.out != other.out
+
+
+def test_generated_json_tells_how_each_text_came(model, command):
+    ended = command("generate", model, "--n", 3, "--steps", 5, "--seed", 1, "--json", "--prompt", "anna ")
+    lines = [json.loads(line) for line in ended.out.splitlines()]
+    texts = maskless.generate(maskless.load(model), 3, steps=5, seed=1, prompt="anna ")
+    assert [line["text"] for line in lines] == texts
+    assert [line["tokens"] for line in lines] == [text.tokens for text in texts]
+    assert [line["order"] for line in lines] == [text.order for text in texts]
+    assert [line["steps"] for line in lines] == [text.steps for text in texts]
+    assert all(line["text"].startswith("anna ") for line in lines)
+    assert ended.err == ""
+
+
+def test_options_of_sampling_arrive(model, command):
+    given = {"steps": 3, "seed": 5, "temperature": 0.5, "top_k": 9, "top_p": 0.8, "order": "raster", "counts": "mdlm"}
+    options = [word for name, value in given.items() for word in (f"--{name.replace('_', '-')}", value)]
+    loaded = maskless.load(model)
+    ended = command("generate", model, "--n", 1, "--length", 12, *options)
+    assert ended.out == f"{maskless.generate(loaded, 1, length=12, **given)[0]}\n"
+    ended = command("fill", model, "anna [6] ben [2].", *options)
+    assert ended.out == f"{maskless.fill(loaded, 'anna [6] ben [2].', **given)}\n"
+
+
+def test_a_filled_text_keeps_what_was_given(model, command):
+    ended = command("fill", model, "anna [3] the [4].", "--steps", 7, "--json")
+    filled = json.loads(ended.out)
+    assert filled["text"].startswith("anna ")
+    assert " the " in filled["text"]
+    assert filled["text"].endswith(".")
+    assert len(filled["order"]) == 7
+    assert command("fill", model, "anna [3] the [4].", "--steps", 7).out == filled["text"] + "\n"
+
+
+def test_evaluation_gives_both_estimators(model, command):
+    ended = command("evaluate", model, "--data", model / "data", "--sequences", 8, "--json")
+    results = json.loads(ended.out)
+    assert list(results) == ["both groups, stratified", "the paper's"]
+    for result in results.values():
+        assert set(result) == {"nats", "error", "sequences", "tokens", "perplexity", "perplexity_error"}
+        assert result["sequences"] == 8
+    assert ended.err == ""
+    shown = command("evaluate", model, "--data", model / "data", "--sequences", 8)
+    assert f"{results['both groups, stratified']['perplexity']:.2f}" in shown.out
+
+
+def test_a_released_checkpoint_becomes_a_model_folder(command, tmp_path):
+    sizes = {"vocab": 258, "width": 16, "heads": 2, "condition": 8, "encoder": 1, "decoder": 1}
+    state, ema = random_state(**sizes), random_state(**sizes, seed=1)
+    content = {
+        "state_dict": {f"backbone.{name}": value for name, value in state.items()},
+        "ema": {"shadow_params": parameters(ema)},
+        "hyper_parameters": {"config": {"model": {"length": 24, "swap": {"pre_query_mode": "learn+freqs"}}}},
+    }
+    torch.save(content, tmp_path / "released.ckpt")
+    ended = command("convert", tmp_path / "released.ckpt", tmp_path / "model", "--tokenizer", "bytes")
+    assert ended.code == 0, ended.err
+    assert "PartitionConfig" in ended.out
+    one, other = (command("generate", tmp_path / name, "--tokenizer", "bytes") for name in ("released.ckpt", "model"))
+    assert one == other
+    raw = command("convert", tmp_path / "released.ckpt", tmp_path / "raw", "--tokenizer", "bytes", "--weights", "raw")
+    assert raw.code == 0
+    weights = [maskless.load(tmp_path / name).network.embedding.weight for name in ("model", "raw")]
+    assert weights[0].equal(ema["vocab_embed.embedding"])
+    assert weights[1].equal(state["vocab_embed.embedding"])
+
+
+def test_preparing_says_what_came_out(text, command, tmp_path):
+    ended = command("prepare", text, "--out", tmp_path / "data", "--vocab", 300, "--length", 16)
+    assert ended.code == 0
+    assert len(ended.out.splitlines()) == 1
+    assert "vocabulary 300, length 16" in ended.out
+    assert ended.err == ""
+
+
+def test_resuming_where_there_is_nothing_starts_anew(text, command, tmp_path):
+    ended = command("train", "--text", text, "--out", tmp_path / "run", *TINY, "--steps", 2, "--resume")
+    assert ended.code == 0, ended.err
+    assert read_metrics(tmp_path / "run" / "metrics.jsonl")[-1]["step"] == 2
+
+
+def test_a_run_resumes_from_any_folder(text, command, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    assert command("train", "--text", text, "--out", "run", *TINY, "--steps", 2).code == 0
+    monkeypatch.chdir("/")
+    ended = command("train", "--out", tmp_path / "run", "--resume")
+    assert ended.code == 0, ended.err
+    assert "resumed at step 2" in ended.err
+
+
+def test_a_recipe_gives_sizes_and_settings_that_options_override(text, command, tmp_path):
+    small = ["--width", 32, "--layers", 2, "--encoder", 1, "--steps", 2, "--batch", 4]
+    ended = command("train", "--text", text, "--out", tmp_path, "--recipe", "lm1b-pgm-6-6-mean-200k", *small)
+    assert ended.code == 0, ended.err
+    config = json.loads((tmp_path / "run.json").read_text())
+    assert config["network"]["queries"] == "mean"
+    assert config["train"]["warmup"] == 2_500
+    assert config["train"]["initial"] == "released"
+    assert config["network"]["width"] == 32
+
+
+def test_help_shows_an_example_of_every_command(command):
+    for name in ("prepare", "train", "generate", "fill", "evaluate", "convert"):
+        ended = command(name, "--help")
+        assert ended.code == 0
+        assert f"maskless {name} " in ended.out

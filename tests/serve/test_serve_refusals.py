@@ -1,0 +1,259 @@
+"""What the API refuses: bad requests in one line, what is beyond its limits, a wrong key, clients that linger."""
+
+import asyncio
+import json
+import re
+import socket
+import threading
+import time
+
+import pytest
+
+from maskless.serve import texts
+from maskless.serve.host import Limits
+from maskless.serve.metrics import Metrics
+from maskless.serve.state import State
+
+HEAD = b"POST /v1/fill HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\nContent-Length: %d\r\n\r\n"
+
+
+def wait_for(condition):
+    deadline = time.monotonic() + 10
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.005)
+
+
+WRONG = [
+    ("/v1/fill", {"text": "no gap"}, 400, r"no gap .* write \[8\]"),
+    ("/v1/fill", {"text": "a [0]"}, 400, r"gap \[0\]"),
+    ("/v1/fill", {"text": "a [999]"}, 400, r"999 tokens long.*at most 48"),
+    ("/v1/fill", {"text": "a b c d e f [44]"}, 400, r"tokens long with its gaps: expected at most 48"),
+    ("/v1/fill", {"text": "[1000000]" * 5000}, 400, r"5,000,000,000 tokens long"),
+    ("/v1/fill", {"text": "[99999999999]"}, 400, r"gap \[99999999999\]"),
+    ("/v1/fill", {"text": "a [3]", "steps": 0}, 422, r"steps: .*greater than or equal to 1"),
+    ("/v1/fill", {"text": "a [3]", "steps": 65}, 400, r"65 steps are more than the server allows: 64"),
+    ("/v1/fill", {"text": "a [3]", "n": 9}, 400, r"n is 9: expected at most 8"),
+    ("/v1/fill", {"text": "a [3]", "temperature": -1}, 422, r"temperature: "),
+    ("/v1/fill", {"text": "a [3]", "temperature": "1"}, 422, r"temperature: .*number"),
+    ("/v1/fill", {"text": "a [3]", "seed": 2**63}, 422, r"seed: "),
+    ("/v1/fill", {"text": "a [3]", "top_p": 0}, 422, r"top_p: "),
+    ("/v1/fill", {"text": "a [3]", "order": "up"}, 422, r"order: .*'random'"),
+    ("/v1/fill", {"text": "a [3]", "model": "gpt"}, 400, r"unknown model 'gpt' of text: expected one of pgm, mdlm"),
+    ("/v1/fill", {"text": "a [3]", "path": "/etc"}, 422, r"path: .*not permitted"),
+    ("/v1/fill", {}, 422, r"either text or tokens"),
+    ("/v1/fill", {"tokens": [1, 2]}, 400, r"nothing to decide"),
+    ("/v1/fill", {"tokens": [1, None, 100000]}, 400, r"a token is 100000: expected 0 to \d+"),
+    ("/v1/fill", {"tokens": [1, None], "spaced": [7]}, 400, r"a spaced position is 7"),
+    ("/v1/fill", [1], 422, r"."),
+    ("/v1/generate", {"prompt": "a", "length": 1}, 400, r"length 1 with a prompt of 1 tokens"),
+    ("/v1/generate", {"prompt": "b c d " * 40}, 400, r"a prompt of less than 48 tokens"),
+    ("/v1/alternatives", {"tokens": [1, 2], "position": 2}, 400, r"position 2 of 2 tokens"),
+    ("/v1/alternatives", {"tokens": [], "position": 0}, 422, r"tokens: "),
+    ("/v1/completions", {"prompt": "a", "max_tokens": 4000}, 400, r"at most 48"),
+    ("/v1/completions", {"prompt": "a", "logprobs": 3}, 422, r"logprobs: "),
+    ("/v1/pictures", {"label": "bird"}, 400, r"unknown label 'bird': expected one of cat, dog, ship"),
+    ("/v1/pictures", {"label": 3}, 400, r"a label is 3: expected 0 to 2"),
+    ("/v1/pictures", {"model": "pgm"}, 400, r"unknown model 'pgm' of pictures"),
+    ("/v1/pictures/fill", {"tokens": [[1]]}, 400, r"expected 4 rows of 4"),
+    ("/v1/pictures/fill", {"tokens": [[9] * 4] * 4}, 400, r"a token is 9: expected 0 to 8"),
+    ("/v1/pictures/fill", {"image": "AAAA", "mask": [[True] * 4] * 4}, 400, r"base64 of a PNG or JPEG"),
+    ("/v1/pictures/fill", {"image": "iVBORw0KGgo=", "mask": [[True] * 4] * 4}, 400, r"damaged PNG"),
+    ("/v1/pictures/fill", {"image": "AAAA", "mask": [[True]]}, 400, r"mask: expected 4 rows of 4"),
+    ("/v1/pictures/fill", {}, 422, r"either tokens, or image and mask"),
+]
+
+
+@pytest.mark.parametrize(("path", "body", "status", "message"), WRONG)
+def test_a_bad_request_is_one_clear_line(server, path, body, status, message):
+    for stream in ({}, {"accept": "text/event-stream"}):
+        answer = server.post(path, body, **stream)
+        assert answer.status == status
+        assert re.search(message, answer.message), answer.message
+
+
+@pytest.mark.parametrize(
+    ("body", "status"),
+    [(b"{", 422), (b"", 422), (b"\xff", 400), (b'{"text": NaN}', 422), (b"[" * 20000, 400), (b'{"seed": 1e999}', 422)],
+)
+def test_what_is_not_json_is_refused(server, body, status):
+    answer = server.post("/v1/fill", body)
+    assert answer.status in (400, 422)
+    assert answer.message
+
+
+def test_halves_of_characters_are_refused(server):
+    for body in (b'{"text": "\\ud800 [3]"}', b'{"\\ud800": 1}', b'{"text": "a [3]", "model": "\\udfff"}'):
+        answer = server.post("/v1/fill", body)
+        assert answer.status in (400, 422)
+        assert answer.message
+
+
+def test_other_kinds_of_content_and_unknown_paths_are_refused(server):
+    body = b'{"text": "a [3]"}'
+    assert "expected application/json" in server.ask("POST", "/v1/fill", body, {"content-type": "text/plain"}).message
+    assert server.ask("POST", "/v1/fill", body).status == 415
+    assert server.get("/v1/fill").status == 405
+    assert "no such path: /nothing" in server.get("/nothing").message
+    assert server.get("/page/../web.py").status == 404
+    assert server.get("/page/%2e%2e%2fweb.py").status == 404
+
+
+def test_a_long_body_is_refused_however_it_comes(server):
+    answer = server.post("/v1/fill", {"text": "a" * 70_000})
+    assert answer.status == 413
+    assert "expected at most 65,536" in answer.message
+    connection = server.connect()
+    parts = (b"x" * 10_000 for _ in range(20))
+    connection.request("POST", "/v1/fill", parts, {"content-type": "application/json"}, encode_chunked=True)
+    assert connection.getresponse().status == 413
+    connection.close()
+
+
+def test_only_local_names_are_answered(server):
+    assert server.get("/healthz", host="evil.example:80").status == 421
+    for host in ("localhost", f"127.0.0.1:{server.port}", "[::1]:9"):
+        assert server.get("/healthz", host=host).status == 200
+
+
+def test_every_answer_has_the_headers_that_keep_a_page_to_itself(server):
+    for path in ("/", "/docs", "/healthz", "/nothing", "/page/style.css"):
+        headers = server.get(path).headers
+        policy = headers["content-security-policy"]
+        assert "default-src 'none'" in policy
+        assert "unsafe" not in policy
+        assert "http" not in policy
+        assert headers["x-content-type-options"] == "nosniff"
+        assert headers["x-frame-options"] == "DENY"
+
+
+def test_a_key_is_asked_for(slow):
+    server = slow(0, key="correct-horse")
+    for headers in ({}, {"authorization": "Bearer wrong"}, {"authorization": "Basic correct-horse"}):
+        for answer in (server.post("/v1/fill", {"text": "a [3]"}, **headers), server.get("/metrics", **headers)):
+            assert answer.status == 401
+            assert answer.headers["www-authenticate"] == "Bearer"
+            assert "correct" not in answer.message
+    assert server.post("/v1/fill", {"text": "a [3]"}, authorization="Bearer correct-horse").status == 200
+    assert server.get("/healthz").status == 200
+    assert server.get("/").status == 200
+
+
+@pytest.mark.parametrize("stream", [True, False])
+def test_a_client_that_leaves_frees_its_place(slow, stream):
+    server = slow(0.05, batch=1)
+    batcher = server.hosts["pgm"].batcher
+    body = json.dumps({"text": "a [40]", "steps": 40, "stream": stream}).encode()
+    leaving = socket.create_connection(("127.0.0.1", server.port))
+    leaving.sendall(HEAD % len(body) + body)
+    wait_for(lambda: batcher.counts.steps >= 2)
+    leaving.close()
+    wait_for(lambda: batcher.active == 0)
+    assert batcher.counts.cancelled == 1
+    assert batcher.counts.steps < 12
+    assert server.post("/v1/fill", {"text": "a [1]"}).status == 200
+
+
+def test_a_full_queue_and_a_late_answer_are_said_clearly(slow):
+    server = slow(0.05, batch=1, queue=1, seconds=0.4)
+    answers = []
+
+    def ask():
+        answers.append(server.post("/v1/fill", {"text": "a [40]", "steps": 40}))
+
+    threads = [threading.Thread(target=ask) for _ in range(6)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert {answer.status for answer in answers} == {503}
+    assert all(answer.headers["retry-after"] for answer in answers)
+    messages = " ".join(answer.message for answer in answers)
+    assert "queue is full" in messages
+    assert "time limit" in messages
+    late = server.post("/v1/fill", {"text": "a [40]", "steps": 40, "stream": True}).events[-1]
+    assert late[0] == "error"
+    assert "time limit" in late[1]["error"]["message"]
+
+
+def test_a_body_that_does_not_arrive_is_not_waited_for(slow, monkeypatch):
+    from maskless.serve import guard
+
+    monkeypatch.setattr(guard, "PATIENCE", 0.2)
+    server = slow(0)
+    lazy = socket.create_connection(("127.0.0.1", server.port), timeout=10)
+    lazy.sendall(HEAD % 50 + b"{")
+    assert lazy.recv(1000).startswith(b"HTTP/1.1 408")
+    lazy.close()
+
+
+@pytest.mark.parametrize("start", [b"", b"POST /v1/fill HTTP/1.1\r\nHost: loc"])
+def test_half_a_head_is_not_waited_for(slow, monkeypatch, start):
+    from maskless.serve import connection
+
+    monkeypatch.setattr(connection, "PATIENCE", 0.2)
+    server = slow(0)
+    lazy = socket.create_connection(("127.0.0.1", server.port), timeout=10)
+    lazy.sendall(start)
+    assert lazy.recv(1000) == b""
+    lazy.close()
+
+
+def test_a_connection_may_rest_between_requests(slow, monkeypatch):
+    from maskless.serve import connection
+
+    monkeypatch.setattr(connection, "PATIENCE", 0.1)
+    connection = slow(0.15).connect()
+    for _ in range(2):
+        connection.request("POST", "/v1/fill", b'{"text": "a [3]"}', {"content-type": "application/json"})
+        answer = connection.getresponse()
+        assert answer.status == 200
+        assert answer.read()
+        time.sleep(0.15)
+    connection.close()
+
+
+def test_a_step_that_does_not_come_back_is_not_waited_for(slow):
+    server = slow(1.0, seconds=0.2)
+    for stream in (False, True):
+        begun = time.monotonic()
+        answer = server.post("/v1/fill", {"text": "a [3]", "stream": stream})
+        assert time.monotonic() - begun < 0.9
+        assert "time limit" in (answer.events[-1][1]["error"]["message"] if stream else answer.message)
+    wait_for(lambda: server.hosts["pgm"].batcher.counts.late == 2)
+    wait_for(lambda: server.hosts["pgm"].batcher.active == 0)
+
+
+def test_a_stream_that_nobody_reads_is_cut_off(server):
+    host = server.hosts["pgm"]
+    rows = texts.rows_of(host, texts.from_template(host, "a [3]"), texts.Settings())
+
+    async def unread():
+        state = State([host], Limits(seconds=0.1), Metrics())
+        nothing = {"landed": None, "ended": None}
+        answer = state.stream(host, rows, opened=[b"x"], **nothing)
+        answer.seconds = 0.1
+        waiting = asyncio.Event()
+
+        async def never(*_):
+            await waiting.wait()
+
+        await asyncio.wait_for(answer({"type": "http", "asgi": {"spec_version": "2.3"}}, never, never), 10)
+        return answer.ticket.job.cancelled
+
+    assert asyncio.run(unread())
+
+
+def test_a_broken_step_is_a_500_without_a_trace(slow):
+    server = slow(0)
+
+    def broken(rows):
+        raise RuntimeError("secret detail")
+
+    server.hosts["pgm"].batcher.answers.logits = broken
+    answer = server.post("/v1/fill", {"text": "a [3]"})
+    assert answer.status == 500
+    assert "secret" not in answer.message
+    (_, event) = server.post("/v1/fill", {"text": "a [3]", "stream": True}).events[-1]
+    assert event["error"]["code"] == 500
+    assert "secret" not in json.dumps(event)
