@@ -6,7 +6,6 @@ import dataclasses
 import itertools
 import json
 import os
-import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -17,6 +16,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
+from torch.distributed import TCPStore
 
 from maskless.evaluate.images import (
     Seen,
@@ -292,10 +292,9 @@ def test_a_quality_names_its_network_and_its_sizes():
 
 def test_two_processes_see_what_one_sees(tmp_path):
     """Shares that differ in size and in their number of batches; and a sweep in two processes."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = str(probe.getsockname()[1])
-    common = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port, "WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "2"}
+    store = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)  # here, so that it holds its port
+    common = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(store.port), "WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "2"}
+    common |= {"TORCHELASTIC_USE_AGENT_STORE": "True"}
     command = [sys.executable, str(Path(__file__).parent / "images_together.py"), str(tmp_path)]
     ranks = [{"RANK": str(rank), "LOCAL_RANK": str(rank)} for rank in range(2)]
     started = [subprocess.Popen(command, env=os.environ | common | rank) for rank in ranks]

@@ -6,6 +6,7 @@ import contextlib
 import csv
 import io
 import json
+import signal
 import sys
 from dataclasses import replace
 from pathlib import Path
@@ -172,6 +173,18 @@ def test_a_child_gives_its_output_its_last_error_or_its_interruption(capsys):
     with pytest.raises(KeyboardInterrupt):
         run.child(("python", "-c", "import sys; sys.exit(130)"))
     assert "no such thing" in capsys.readouterr().err  # which the user has seen
+
+
+def test_an_interrupted_child_may_save(tmp_path):
+    saves = "time.sleep(0.5); pathlib.Path(sys.argv[1]).touch(); sys.exit(130)"
+    script = f"import os, pathlib, signal, sys, time; os.kill(os.getppid(), signal.SIGINT); {saves}"
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell ignores it in its background
+    try:
+        with pytest.raises(KeyboardInterrupt):
+            run.child(("python", "-c", script, str(tmp_path / "state")))
+    finally:
+        signal.signal(signal.SIGINT, before)
+    assert (tmp_path / "state").exists()
 
 
 # The real commands, in this process

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from torch.distributed import TCPStore
 
 from maskless.data.prepare import prepare
 from maskless.data.tokens import Prepared, open_tokens
@@ -128,6 +129,20 @@ def start(tmp_path_factory) -> Iterator[Callable[..., Process]]:
         process.end()
     server.stdin.close()
     server.wait()
+
+
+@pytest.fixture
+def start_two(start) -> Callable[..., list]:
+    """start_two(...): two processes with what torchrun would tell them. Their store is here, and holds its port."""
+    stores = []
+
+    def start_two(*arguments) -> list:
+        stores.append(TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False))
+        common = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(stores[-1].port), "WORLD_SIZE": "2"}
+        common |= {"LOCAL_WORLD_SIZE": "2", "TORCHELASTIC_USE_AGENT_STORE": "True"}
+        return [start(*arguments, **common, RANK=str(rank), LOCAL_RANK=str(rank)) for rank in range(2)]
+
+    return start_two
 
 
 @pytest.fixture

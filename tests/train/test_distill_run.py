@@ -16,7 +16,6 @@ import torch
 from accelerate import Accelerator
 from PIL import Image
 from rich.console import Console
-from test_processes import start_two
 from torch import nn
 
 import maskless
@@ -207,12 +206,12 @@ def test_processes_share_out_the_lessons_of_one(data, groups):
         assert torch.cat([ask.problems.targets for ask in asks]).equal(whole.asks[number].problems.targets)
 
 
-def test_two_processes_have_the_losses_of_one(start, data, losses, tmp_path):
+def test_two_processes_have_the_losses_of_one(start_two, data, losses, tmp_path):
     model, alone, two = made(tmp_path / "model", data, dropout=0.0), tmp_path / "one", tmp_path / "two"
     rounds(alone, model, data, train={"learning_rate": 1e-6})  # so that rounding makes no difference
     options = [f"--{name.replace('_', '-')}={value}" for name, value in TRAIN.items() if name != "steps"]
     how = ("--tracker", "none", "--rounds", 2, "--teacher-steps", 8, "--steps-per-round", 4, "--lr", 1e-6, *options)
-    both = start_two(start, "maskless", "distill", model, "--data", data.folder, "--out", two, *how)
+    both = start_two("maskless", "distill", model, "--data", data.folder, "--out", two, *how)
     assert [process.wait() for process in both] == [0, 0], both[0].stderr
     for name in ("round-1", "round-2"):
         assert list(losses(two / name)) == [1, 2, 3, 4]

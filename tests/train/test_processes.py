@@ -8,14 +8,12 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 import together
 import torch
 from rich.console import Console
-from torch.distributed import TCPStore
 
 from maskless.checkpoint import Model
 from maskless.train import state
@@ -23,20 +21,6 @@ from maskless.train.report import read_metrics
 from maskless.train.run import RunConfig, run
 
 TOGETHER = Path(together.__file__)
-
-
-@pytest.fixture
-def start_two(start) -> Callable[..., list]:
-    """start_two(...): two processes with what torchrun would tell them. Their store is here, and holds its port."""
-    stores = []
-
-    def start_two(*arguments) -> list:
-        stores.append(TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False))
-        common = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(stores[-1].port), "WORLD_SIZE": "2"}
-        common |= {"LOCAL_WORLD_SIZE": "2", "TORCHELASTIC_USE_AGENT_STORE": "True"}
-        return [start(*arguments, **common, RANK=str(rank), LOCAL_RANK=str(rank)) for rank in range(2)]
-
-    return start_two
 
 
 def end_well(processes: list) -> None:

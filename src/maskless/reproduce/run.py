@@ -128,6 +128,9 @@ def child(command: Sequence[str]) -> str:
                     sys.stderr.write(some.decode(errors="replace"))
                     sys.stderr.flush()
                 code = process.wait()
+            except KeyboardInterrupt:  # the child has heard it too, and may be saving: only a second one ends it
+                process.wait()
+                raise
             finally:
                 process.terminate()
         out.seek(0)

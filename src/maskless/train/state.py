@@ -47,6 +47,7 @@ def restore(
     folder: Path, network: nn.Module, optimizer: torch.optim.Optimizer, ema: EMA, accelerator: Accelerator
 ) -> tuple[int, float]:
     """Put the newest state in place; returns its step and the seconds spent, or zeros where there is none."""
+    accelerator.wait_for_everyone()  # all see the same states: the first process may still be writing the last one
     states = saved(folder)
     if not states:
         return 0, 0.0
