@@ -96,7 +96,7 @@ async function begin() {
   document.body.dataset.ready = "yes";
 }
 
-$("prompt").value = "One day a [6] went to the ___ and found [8].";
+$("prompt").value = "Once upon a time, there was a dog named Max. Max loved to [8]. One day, Max saw a ___ and [10]. Then his friend [12]. They were both very happy.";
 $("key-form").addEventListener("submit", (event) => { event.preventDefault(); setKey($("key").value); begin().catch(complain); });
 wire();
 begin().catch(complain);

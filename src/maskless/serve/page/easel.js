@@ -130,7 +130,7 @@ function draw(step = Number(replay?.slider.value ?? 0)) {
   const frame = step === last && frames[last + 1] ? frames[last + 1] : frames[nearest];
   pen.fillStyle = css("--field");
   pen.fillRect(0, 0, easel.width, easel.height);
-  pen.imageSmoothingEnabled = model.pixels[0] > 64;
+  pen.imageSmoothingEnabled = model.pixels[0] > 16;  // smooth shows what it is; a picture of a few pixels shows them
   if (frame?.complete && frame.naturalWidth) pen.drawImage(frame, 0, 0, easel.width, easel.height);
   const heat = $("heat").checked, dark = document.documentElement.classList.contains("dark");
   for (let i = 0; i < h * w; i++) {
