@@ -1,4 +1,4 @@
-"""A toy corpus as tokens, configurations of tiny runs, and a warm process that forks real ones in no time."""
+"""A toy corpus as tokens, pictures for a codec, settings of tiny runs, and a warm process that forks real ones."""
 
 from __future__ import annotations
 
@@ -11,15 +11,19 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
+from codec_runs import blobs, quick_config
 from torch.distributed import TCPStore
 
 from maskless.data.prepare import prepare
 from maskless.data.tokens import Prepared, open_tokens
 from maskless.data.toy import write
+from maskless.train.codec_loop import CodecConfig
 from maskless.train.loop import TrainConfig
 from maskless.train.plan import network_config
 from maskless.train.report import read_metrics
@@ -189,3 +193,16 @@ def losses() -> Callable[[Path], dict[int, tuple[float, float, float]]]:
         return found
 
     return losses
+
+
+@pytest.fixture(scope="session")
+def images(tmp_path_factory) -> str:
+    path = tmp_path_factory.mktemp("images") / "blobs.npy"
+    np.save(path, blobs(40))
+    return str(path)
+
+
+@pytest.fixture
+def quick(images) -> Callable[..., CodecConfig]:
+    """quick(**changed): settings of a tiny codec's run on the pictures."""
+    return partial(quick_config, images)

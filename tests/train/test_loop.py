@@ -1,39 +1,20 @@
-"""The loop: schedules, the share of each process, reading ahead, and when it stops."""
+"""The loop: schedules, the share of each process, what a step trains on, and when it stops."""
 
 from __future__ import annotations
 
 import itertools
 import math
-import threading
 import time
-import warnings
-from collections.abc import Iterator
-from functools import partialmethod
 
 import pytest
 import torch
 from accelerate import Accelerator
-from torch import Tensor, nn
+from torch import Tensor
 
-from maskless.checkpoint import NETWORKS
 from maskless.data.tokens import global_batch
-from maskless.ema import EMA
 from maskless.nn.partition import PartitionConfig, PartitionTransformer
 from maskless.objective import OBJECTIVES, Task, loss, noise
-from maskless.train import captured, loop
-from maskless.train.ahead import ahead
-from maskless.train.loop import (
-    MODELS,
-    TEXT_MODELS,
-    Clock,
-    Progress,
-    TrainConfig,
-    _tasks,
-    compile_layers,
-    is_due,
-    learning_rate,
-    train,
-)
+from maskless.train.loop import Clock, Progress, TrainConfig, _tasks, is_due, learning_rate, train
 
 CPU = torch.device("cpu")
 
@@ -160,37 +141,6 @@ def test_padding_neither_weighs_nor_counts(data):
         assert shared == [count, count], "every process divides by the count of the whole batch"
 
 
-# Reading ahead
-
-
-def test_reading_ahead_changes_nothing():
-    assert list(ahead(iter(range(50)))) == list(range(50))
-
-
-def test_an_error_comes_where_its_item_would_have_come():
-    def items() -> Iterator[int]:
-        yield from range(5)
-        raise ValueError("the sixth")
-
-    found = ahead(items())
-    assert [next(found) for _ in range(5)] == list(range(5))
-    with pytest.raises(ValueError, match="the sixth"):
-        next(found)
-
-
-def test_the_thread_ends_when_nobody_wants_more():
-    before, made = set(threading.enumerate()), []
-    items = ahead((made.append(i) or i for i in itertools.count()), depth=2)
-    assert [next(items) for _ in range(3)] == [0, 1, 2]
-    [thread] = set(threading.enumerate()) - before
-    items.close()
-    assert not thread.is_alive()
-    assert len(made) <= 3 + 2 + 1  # used, ready, and one on its way
-    count = len(made)
-    time.sleep(0.05)
-    assert len(made) == count
-
-
 # Training
 
 
@@ -240,108 +190,6 @@ def test_pieces_of_a_batch_train_as_the_whole(data, configure):
         torch.testing.assert_close(one.loss, other.loss)
         torch.testing.assert_close(one.gradient, other.gradient)
     assert len({float(step.loss) for step in whole}) == 8
-
-
-# Compiled layers, and a device that never waits
-
-
-def steps_with(network: nn.Module, data, config) -> Iterator[Progress]:
-    optimizer = torch.optim.AdamW(network.parameters(), lr=1.0, weight_decay=0.0, fused=True)
-    yield from train(network, optimizer, data.split("train"), config.train, Accelerator())
-
-
-@pytest.fixture
-def compiler(monkeypatch) -> None:
-    """torch.compile without the slow part: the code is traced and guarded, then runs as it is."""
-    torch._dynamo.reset()
-    monkeypatch.setattr(nn.Module, "compile", partialmethod(nn.Module.compile, backend="eager"))
-
-
-def graphs() -> int:
-    return torch._dynamo.utils.counters["stats"]["unique_graphs"]
-
-
-@pytest.mark.usefixtures("compiler")
-@pytest.mark.parametrize("accumulate", [1, 2])
-@pytest.mark.parametrize(
-    "kind", [{"model": m} for m in TEXT_MODELS] + [{"model": "pgm", "context": "ordered"}], ids=str
-)
-def test_nothing_is_compiled_after_the_first_two_steps(data, configure, kind, accumulate):
-    """Every step has groups, or a number of targets, of its own."""
-    config = configure(**kind, steps=6, compile=True, accumulate=accumulate)
-    make_config, make = NETWORKS[MODELS[config.train.model][0]]
-    network = make(make_config(**config.network))
-    compile_layers(network, config.train, CPU)
-    before, counts = graphs(), []
-    with warnings.catch_warnings():
-        warnings.filterwarnings("error", message="layers were compiled again")
-        for _ in steps_with(network, data, config):
-            counts.append(graphs() - before)
-    assert counts[1] > 0
-    assert counts[1:] == [counts[1]] * 5
-
-
-class Growing(PartitionTransformer):
-    """A network that sees a new shape in every step."""
-
-    def __init__(self, config: PartitionConfig):
-        super().__init__(config)
-        self.seen, self.look = 0, torch.compile(torch.sin, backend="eager", dynamic=False)
-
-    def forward(self, *arguments):
-        self.seen += 1
-        self.look(torch.zeros(self.seen + 1))
-        return super().forward(*arguments)
-
-
-def test_compiling_again_is_told_once(data, configure):
-    config = configure(steps=6, compile=True)
-    with warnings.catch_warnings(record=True) as told:
-        warnings.simplefilter("default")
-        assert len(list(steps_with(Growing(PartitionConfig(**config.network)), data, config))) == 6
-    texts = [str(one.message) for one in told]
-    [text] = [text for text in texts if "compiled again" in text]
-    assert text.startswith("layers were compiled again after the first steps, which costs time")
-
-
-@pytest.mark.gpu
-@pytest.mark.parametrize("model", TEXT_MODELS)
-def test_a_step_never_waits_for_the_gpu(data, configure, model):
-    config = configure(model, steps=6, compile=False, dropout=0.1)
-    make_config, make = NETWORKS[MODELS[model][0]]
-    network, averages = make(make_config(**config.network)).cuda(), None
-    try:
-        for step in steps_with(network, data, config):
-            averages = averages or EMA(network.parameters(), 0.9)
-            averages.update(network.parameters())
-            if step.step == 2:
-                torch.cuda.set_sync_debug_mode("error")
-    finally:
-        torch.cuda.set_sync_debug_mode("default")
-
-
-@pytest.mark.gpu
-@pytest.mark.parametrize(("model", "captures"), [("pgm", 1), ("ar", 1), ("mdlm", 0)])  # MDLM's targets vary in number
-def test_captured_steps_train_as_computed_ones(data, configure, monkeypatch, model, captures):
-    config = configure(model, steps=9, compile=True, dropout=0.1)  # compiled or not is the caller's choice: here not
-    make_config, make = NETWORKS[MODELS[model][0]]
-    taken, capture = [], captured.Captured._capture
-    monkeypatch.setattr(captured.Captured, "_capture", lambda *given: taken.append(1) or capture(*given))
-
-    def run():
-        torch.manual_seed(0)
-        network = make(make_config(**config.network)).cuda()
-        losses = [step.loss.item() for step in steps_with(network, data, config)]
-        return losses, [p.detach().cpu() for p in network.parameters()]
-
-    losses, weights = run()
-    assert len(taken) == captures
-    monkeypatch.setattr(loop, "OF_ONE_SHAPE", set())
-    plain_losses, plain_weights = run()
-    assert len(taken) == captures
-    assert losses == pytest.approx(plain_losses, rel=1e-4)
-    for one, other in zip(weights, plain_weights, strict=True):
-        torch.testing.assert_close(one, other, atol=1e-4, rtol=1e-3)
 
 
 def test_minutes_end_a_run_and_set_its_rate(data, configure):

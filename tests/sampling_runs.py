@@ -1,0 +1,39 @@
+"""Tokens of which some are known, logits that leave no doubt, and what `sample` makes of them."""
+
+import torch
+from torch import Tensor
+
+from maskless.logits import row_keys
+from maskless.order import COUNTS, ORDERS
+from maskless.sampling import Truncation, plan, sample
+
+KINDS = ["position", "mean", "logsumexp", "ordered", "masked"]
+WAYS = [(order, counts) for order in ORDERS for counts in COUNTS]
+B, L, V = 4, 6, 10
+
+
+def state(rows: int = B, length: int = L, seed: int = 3) -> tuple[Tensor, Tensor]:
+    """Random tokens and a random mask of known ones; row 0 knows nothing, row 1 all but one."""
+    generator = torch.Generator().manual_seed(seed)
+    tokens = torch.randint(V, (rows, length), generator=generator)
+    known = torch.rand(rows, length, generator=generator) < 0.4
+    known[0] = False
+    if rows > 1:
+        known[1] = torch.arange(length) != 2
+    return tokens, known
+
+
+def run(
+    network, tokens, known, *, wanted=None, steps=1, order="random", counts="uniform", seed=0, keys=None, filter=None
+):
+    """What `sample` made of a copy of the tokens, and its steps."""
+    tokens = tokens.clone()
+    keys = row_keys(seed, torch.arange(len(tokens))) if keys is None else keys
+    wanted = ~known if wanted is None else wanted
+    planned = plan(known, wanted, keys, steps=steps, order=ORDERS[order], counts=COUNTS[counts])
+    return tokens, list(sample(network, tokens, planned, keys, filter=filter or Truncation()))
+
+
+def certain(answers: Tensor, vocab: int) -> Tensor:
+    """Logits that leave no doubt."""
+    return torch.full((len(answers), vocab), -torch.inf).scatter(1, answers[:, None], 0.0)

@@ -1,0 +1,95 @@
+"""A user's mistakes are value errors that name what was given and what was expected."""
+
+import pytest
+import torch
+
+import maskless
+from api_models import L, over_bytes
+from maskless import Model, fill, generate, log_likelihood
+
+
+@pytest.fixture(scope="module")
+def plain(tiny) -> Model:
+    return over_bytes(tiny, "position")
+
+
+@pytest.fixture(scope="module")
+def causal(tiny) -> Model:
+    return over_bytes(tiny, "causal")
+
+
+@pytest.mark.parametrize(
+    ("how", "message"),
+    [
+        ({"steps": 2}, r"one step per token \(4 here\) from left to right"),
+        ({"order": "raster", "steps": 3}, "from left to right"),
+    ],
+)
+def test_a_causal_model_says_what_it_cannot_do(causal, how, message):
+    with pytest.raises(ValueError, match=message):
+        generate(causal, length=4, **how)
+    with pytest.raises(ValueError, match="cannot fill a gap that has text after it"):
+        fill(causal, "a[2]b")
+
+
+@pytest.mark.parametrize(
+    ("call", "message"),
+    [
+        (lambda m: generate(m, steps=L + 1), f"steps {L + 1} is out of range: expected 1 to {L}"),
+        (lambda m: generate(m, steps=0), f"steps 0 is out of range: expected 1 to {L}"),
+        (lambda m: fill(m, "ab[5]c", steps=6), "steps 6 is out of range: expected 1 to 5"),
+        (lambda m: generate(m, n=0), "n 0 is out of range"),
+        (lambda m: generate(m, length=L + 1), f"length {L + 1} is out of range: expected 1 to {L}"),
+        (lambda m: generate(m, prompt="abc", length=3), "length 3 is out of range: expected 4 to"),
+        (lambda m: generate(m, order="spiral"), "unknown order 'spiral': expected one of random, raster"),
+        (lambda m: generate(m, counts="cosine"), "unknown counts 'cosine': expected one of uniform, mdlm"),
+        (lambda m: generate(m, temperature=-1.0), "temperature -1.0 is out of range"),
+        (lambda m: fill(m, "a[2]b", top_p=0.0), "top_p 0.0 is out of range"),
+        (lambda m: fill(m, f"a[{L}]"), f"{L + 1} tokens long: expected at most the model's context of {L}"),
+        (lambda m: fill(m, "no gap here"), "no gap in the template"),
+        (lambda m: fill(m, "a[2]", known=torch.ones(1, 3)), "known= goes with token ids"),
+        (lambda m: fill(m, torch.zeros(1, 3).long()), "with known= a mask of the same shape"),
+        (lambda m: fill(m, torch.zeros(1, 3).long(), known=torch.ones(1, 2)), "a mask of the same shape"),
+        (lambda m: fill(m, torch.zeros(1, 99).long(), known=torch.zeros(1, 99)), f"model's context of {L}"),
+    ],
+)
+def test_mistakes_are_named_with_what_was_expected(plain, call, message):
+    with pytest.raises(ValueError, match=message):
+        call(plain)
+
+
+ROW = torch.zeros(1, 4, dtype=torch.long)
+HALF = torch.tensor([[True, True, False, False]])
+
+
+@pytest.mark.parametrize(
+    "call",
+    [
+        lambda m: log_likelihood(m, "x" * (L + 1)),
+        lambda m: log_likelihood(m, ROW + 257),
+        lambda m: log_likelihood(m, ROW - 1),
+        lambda m: log_likelihood(m, ROW.repeat(2, 1), HALF),
+        lambda m: log_likelihood(m, ROW, samples=0),
+        lambda m: fill(m, ROW + 257, known=HALF),
+        lambda m: fill(m, ROW - 1, known=HALF),
+        lambda m: generate(m, length=4, seed=2**64),
+    ],
+    ids=["too long", "id 257", "id -1", "known", "no samples", "fill 257", "fill -1", "large seed"],
+)
+def test_mistakes_are_value_errors_and_nothing_else(plain, call):
+    with pytest.raises(ValueError):
+        call(plain)
+
+
+def test_a_model_without_a_tokenizer_says_so(tiny):
+    bare = Model(tiny("position"))
+    for call in (lambda: generate(bare), lambda: fill(bare, "a[2]"), lambda: log_likelihood(bare, "abc")):
+        with pytest.raises(ValueError, match="brings no tokenizer: name one with tokenizer="):
+            call()
+    assert fill(bare, torch.zeros(1, 4).long(), known=torch.zeros(1, 4)).tokens.shape == (1, 4)
+
+
+def test_load_refuses_a_tokenizer_with_more_ids_than_the_model(tiny, tmp_path):
+    Model(tiny("position")).save_pretrained(tmp_path)
+    with pytest.raises(ValueError, match=r"the tokenizer bytes has 257 ids, the model .* only 11"):
+        maskless.load(tmp_path, tokenizer="bytes", device="cpu")

@@ -1,0 +1,120 @@
+"""What may be drawn: temperature, top-k, nucleus, ids that are never drawn, and warm first steps."""
+
+import math
+
+import pytest
+import torch
+from torch import Tensor
+
+from maskless import logits as lg
+from maskless.logits import row_keys
+from maskless.order import COUNTS, ORDERS
+from maskless.problems import dense
+from maskless.sampling import Never, Truncation, plan, sample, warmed
+from sampling_runs import B, L, V, certain, run, state
+
+
+def test_filters_see_the_row_and_the_position_of_every_logit():
+    def only(logits: Tensor, rows: Tensor, positions: Tensor) -> Tensor:
+        return certain((10 * rows + positions) % 7, 7)
+
+    done, _ = run(
+        lambda problems: torch.zeros(len(problems.targets), 7),
+        torch.zeros(B, L, dtype=torch.long),
+        torch.zeros(B, L, dtype=torch.bool),
+        steps=2,
+        filter=only,
+    )
+    assert torch.equal(done, (10 * torch.arange(B)[:, None] + torch.arange(L)) % 7)
+
+
+def allowed(logits: Tensor, **truncation) -> list[set[int]]:
+    rows = torch.zeros(len(logits), dtype=torch.long)
+    return [set(x.isfinite().nonzero()[:, 0].tolist()) for x in Truncation(**truncation)(logits, rows, rows)]
+
+
+def test_truncation_is_temperature_then_top_k_then_nucleus():
+    logits = torch.tensor([[0.4, 0.3, 0.2, 0.1]]).log()
+    assert allowed(logits) == [{0, 1, 2, 3}]
+    assert allowed(logits, top_k=3) == [{0, 1, 2}]
+    assert allowed(logits, top_p=0.65) == [{0, 1}]
+    assert allowed(logits, top_p=0.75, top_k=3) == [{0, 1}]  # 4/9 + 3/9 of the three that are left
+    assert allowed(logits, top_p=0.65, temperature=4.0) == [{0, 1, 2}]
+    assert allowed(logits, top_p=0.65, temperature=0.5) == [{0, 1}]
+    assert allowed(logits, top_p=0.5, temperature=0.5) == [{0}]
+    assert allowed(logits, temperature=0) == [{0}]
+
+
+def test_the_default_truncation_leaves_the_distribution_as_it_is():
+    logits = torch.randn(5, 9, generator=torch.Generator().manual_seed(0))
+    rows = torch.zeros(5, dtype=torch.long)
+    assert torch.equal(Truncation()(logits, rows, rows), logits)
+    assert torch.equal(Truncation(top_p=1.0, top_k=9)(logits, rows, rows), logits)
+
+
+def test_a_greedy_sample_takes_the_most_likely_token(tiny):
+    network, (tokens, known) = tiny("position", scale=0.3), state()
+    done, steps = run(network, tokens, known, steps=1, filter=Truncation(temperature=0))
+    for row in range(B):
+        context, targets = known[row].nonzero().T, (~known[row]).nonzero().T
+        with torch.no_grad():
+            best = network(dense(tokens[row, context], context, targets)).argmax(-1)
+        assert torch.equal(done[row, targets[0]], best)
+    assert len(steps) == 1
+
+
+@pytest.mark.parametrize("temperature", [1e-20, 1e-40])
+def test_a_temperature_near_zero_is_greedy(temperature):
+    logits = torch.tensor([[-torch.inf, 3.0, 30.0, 29.0]])
+    filtered = Truncation(temperature=temperature)(logits, torch.zeros(1), torch.zeros(1))
+    assert lg.draw(filtered, torch.tensor([0.999]).double()).tolist() == [2]
+
+
+def test_ids_that_are_never_drawn_are_not_drawn(tiny):
+    network, unknown = tiny("position", scale=0.2), torch.zeros(50, L, dtype=torch.bool)
+    done, _ = run(network, unknown.long(), unknown, steps=3)
+    assert len(done.unique()) == V + 1
+    done, _ = run(network, unknown.long(), unknown, steps=3, filter=Never((0, 4, V)))
+    assert set(done.unique().tolist()) == set(range(V)) - {0, 4}
+
+
+def test_warm_up_halves_the_sharpness_in_the_first_steps_of_each_row():
+    came = torch.tensor([[0, 1, 2, -1], [3, 2, -1, 4]])  # row 1 starts later: others had shorter prompts
+    rows, positions = torch.tensor([0, 0, 0, 1, 1, 1]), torch.tensor([0, 1, 2, 1, 0, 3])
+    logits = torch.full((6, 3), 8.0)
+    for steps, expected in ((0, [8] * 6), (1, [4, 8, 8, 4, 8, 8]), (2, [4, 4, 8, 4, 4, 8])):
+        assert warmed(came, steps)(logits, rows, positions)[:, 0].tolist() == expected
+    with pytest.raises(ValueError, match="warmup -1 is out of range"):
+        warmed(came, -1)
+
+
+def test_a_warm_first_step_samples_at_twice_the_temperature(p_value):
+    rows, logits = 20_000, torch.tensor([2.0, 0.0, -1.0])
+    unknown, keys = torch.zeros(rows, 2, dtype=torch.bool), row_keys(0, torch.arange(rows))
+    planned = plan(unknown, ~unknown, keys, steps=2, order=ORDERS["raster"], counts=COUNTS["uniform"])
+    done, filter = unknown.long(), warmed(planned.came(), 1)
+    list(sample(lambda p: logits.expand(len(p.targets), 3), done, planned, keys, filter=filter))
+    for position, sharpness in ((0, 0.5), (1, 1.0)):
+        law = (sharpness * logits).double().softmax(-1)
+        assert p_value(done[:, position].bincount(minlength=3), rows * law) > 1e-4
+
+
+@pytest.mark.parametrize(
+    ("wrong", "message"),
+    [
+        ({"temperature": -0.1}, "temperature -0.1 is out of range"),
+        ({"temperature": math.nan}, "temperature nan is out of range"),
+        ({"temperature": math.inf}, "temperature inf is out of range"),
+        ({"top_k": 0}, "top_k 0 is out of range"),
+        ({"top_p": 0.0}, "top_p 0.0 is out of range"),
+        ({"top_p": 1.1}, "top_p 1.1 is out of range"),
+    ],
+)
+def test_truncations_out_of_range_are_refused(wrong, message):
+    with pytest.raises(ValueError, match=message):
+        Truncation(**wrong)
+
+
+def test_negative_ids_are_refused():
+    with pytest.raises(ValueError, match="expected 0 or more"):
+        Never((3, -1))
