@@ -52,6 +52,12 @@ def trained(folder, data, model: str, steps: int, **sizes):
     return run(folder, config, Console(quiet=True))
 
 
+@pytest.mark.parametrize("wrong", [{"context": "ordered"}, {"rope": "2d"}, {"encoder": 1}])
+def test_what_only_a_pgm_has_is_refused_for_maskgit(digits, wrong):
+    with pytest.raises(ValueError, match="rope and encoder belong to pgm: the model is maskgit"):
+        image_network_config("maskgit", digits, width=64, layers=4, **wrong)
+
+
 def levels(pictures) -> np.ndarray:
     return np.stack([np.asarray(one.image, dtype=float).ravel() for one in pictures]) * (LEVELS - 1) / 255
 

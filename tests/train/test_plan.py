@@ -85,6 +85,7 @@ def test_layers_are_shared_out_over_encoder_and_decoder(given, depth):
         ("ar", {"dropout": 1.0}, "dropout 1.0 is out of range: expected at least 0 and less than 1"),
         ("pgm", {"context": "half"}, "half"),
         ("pgm", {"queries": "maximum"}, "maximum"),
+        ("pgm", {"rope": "2d"}, "rope '2d' is for pictures: a text has one dimension"),
     ],
 )
 def test_sizes_that_make_no_network_are_named(model, wrong, says):

@@ -101,6 +101,7 @@ def train(
     context: Annotated[str | None, typer.Option(help="pgm: full (default), or ordered (can be cached).")] = None,
     queries: Annotated[str | None, typer.Option(help="pgm: position (default), mean or logsumexp.")] = None,
     swap: Annotated[str | None, typer.Option(help="pgm: released (default) or residual.")] = None,
+    rope: Annotated[str | None, typer.Option(help="pgm of pictures: 1d (default), or 2d, by row and column.")] = None,
     weights: Annotated[
         str | None, typer.Option(help="Loss weights: bounded (default), released, exact; pictures: arccos.")
     ] = None,
@@ -143,6 +144,7 @@ def train(
         "context": context,
         "queries": queries,
         "swap": swap,
+        "rope": rope,
         "width": width,
         "layers": layers,
         "encoder": encoder,

@@ -68,6 +68,7 @@ def network_config(
     context: str = "full",
     queries: str = "position",
     swap: str = "released",
+    rope: str = "1d",
 ) -> Any:
     """The configuration of the network that `--model` names, for a tokenizer.
 
@@ -78,6 +79,8 @@ def network_config(
     kind = MODELS[model][0]
     if kind != "partition" and ((context, queries, swap) != ("full", "position", "released") or encoder is not None):
         raise ValueError(f"context, queries, swap and encoder belong to pgm: the model is {model}")
+    if rope != "1d":
+        raise ValueError(f"rope {rope!r} is for pictures: a text has one dimension")
     least = 2 if kind == "partition" else 1
     if layers < least:
         raise ValueError(f"layers {layers} is out of range: expected {least} or more for {model}")
@@ -119,7 +122,10 @@ def image_network_config(
     """The configuration of the network that `--model` names, for prepared pictures; as the released ones are built."""
     if model not in IMAGE_MODELS:
         raise ValueError(f"model {model!r} for pictures: expected one of {', '.join(IMAGE_MODELS)}")
-    kind = MODELS[model][0]
+    kind, kinds = MODELS[model][0], {"context": context, "queries": queries, "swap": swap, "rope": rope}
+    plain = {"context": "full", "queries": "position", "swap": "released", "rope": "1d"}
+    if kind != "partition" and (kinds != plain or encoder is not None):
+        raise ValueError(f"context, queries, swap, rope and encoder belong to pgm: the model is {model}")
     sizes: dict[str, Any] = {
         "length": data.length,
         "width": width,
@@ -134,7 +140,6 @@ def image_network_config(
     encoder = layers // 2 if encoder is None else encoder
     if not 0 < encoder < layers:
         raise ValueError(f"encoder {encoder} of {layers} layers: expected 1 to {layers - 1}")
-    kinds = {"context": context, "queries": queries, "swap": swap, "rope": rope}
     return make(
         vocab=data.vocab,
         never=data.mask,
