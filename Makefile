@@ -27,15 +27,15 @@ docs: .venv/dev
 	@echo "open build/site/index.html; with the search: $(PYTHON) -m http.server -d build/site"
 
 .venv/ready: pyproject.toml constraints.txt
-	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "maskless needs Python 3.11 or newer, this is " + sys.version)'
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "maskless needs Python 3.11 or newer, this is " + sys.version)'
 	$(PYTHON) -m venv .venv
 	@echo "installing: torch is large, so the first time takes a minute or more"
 	$(INSTALL) torch
-	$(INSTALL) --quiet -e .
+	$(INSTALL) -e .
 	@touch $@
 
 .venv/dev: .venv/ready
-	$(INSTALL) --quiet -e '.[data,dev]'
+	$(INSTALL) -e '.[data,dev]'
 	@touch $@
 
 clean:

@@ -53,6 +53,9 @@ def show(
         _draw(console, painter, picture, seed)
     if writer is not None and twin is not None:
         console.print(_race({model: writer, rival: twin}, seed))
+    if writer is not None:
+        line = f"\nnext: maskless fill {model} 'One day, Max saw a [4] and [10].'"
+        console.print(line, highlight=False, markup=False, soft_wrap=True)
 
 
 def _found(name: str, console: Console) -> Model | None:

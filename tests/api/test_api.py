@@ -2,10 +2,10 @@
 
 import pytest
 import torch
+from api_models import KINDS, L, over_bytes
 from torch import Tensor
 
 import maskless
-from api_models import KINDS, L, over_bytes
 from maskless import Model, Sampled, Text, fill, generate, log_likelihood
 from maskless.codec.text import byte_codec, train_bpe
 from maskless.objective import bound
@@ -20,16 +20,6 @@ GAPS = [2, 3, 4, 7, 8, 9, 10]
 @pytest.fixture(scope="module", params=KINDS)
 def model(request, tiny) -> Model:
     return over_bytes(tiny, request.param)
-
-
-@pytest.fixture(scope="module")
-def plain(tiny) -> Model:
-    return over_bytes(tiny, "position")
-
-
-@pytest.fixture(scope="module")
-def causal(tiny) -> Model:
-    return over_bytes(tiny, "causal")
 
 
 @pytest.fixture(scope="module")

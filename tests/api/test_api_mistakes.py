@@ -2,20 +2,10 @@
 
 import pytest
 import torch
+from api_models import L
 
 import maskless
-from api_models import L, over_bytes
 from maskless import Model, fill, generate, log_likelihood
-
-
-@pytest.fixture(scope="module")
-def plain(tiny) -> Model:
-    return over_bytes(tiny, "position")
-
-
-@pytest.fixture(scope="module")
-def causal(tiny) -> Model:
-    return over_bytes(tiny, "causal")
 
 
 @pytest.mark.parametrize(

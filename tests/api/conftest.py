@@ -1,0 +1,18 @@
+"""Models that the tests of the public functions share."""
+
+from __future__ import annotations
+
+import pytest
+from api_models import over_bytes
+
+from maskless import Model
+
+
+@pytest.fixture(scope="module")
+def plain(tiny) -> Model:
+    return over_bytes(tiny, "position")
+
+
+@pytest.fixture(scope="module")
+def causal(tiny) -> Model:
+    return over_bytes(tiny, "causal")
