@@ -3,7 +3,6 @@
 import math
 import os
 from dataclasses import replace
-from functools import partial
 
 import pytest
 import torch
@@ -126,8 +125,7 @@ def test_packed_attention_on_a_gpu_equals_padded_in_float32(q_lengths, k_lengths
         ends = (offsets(n).map(lambda x: x.to(device)) for n in (q_lengths, k_lengths))
         ends = tuple(replace(end, equal=False) for end in ends)
         ropes = tuple(rotary_table(400, width)[400 - sum(n) :].to(device) for n in (q_lengths, k_lengths))
-        call = partial(turned_attention, q, k, v, ends, ropes) if turned else partial(attention, q, k, v, *ends)
-        out = call(causal=causal)
+        out = turned_of(q, k, v, ends, ropes, causal) if turned else attention(q, k, v, *ends, causal=causal)
         weighed = (out * weight.to(out)).sum() + 0 * sum(x.sum() for x in (q, k, v))
         return out, *torch.autograd.grad(weighed, (q, k, v))
 
@@ -135,21 +133,30 @@ def test_packed_attention_on_a_gpu_equals_padded_in_float32(q_lengths, k_lengths
         torch.testing.assert_close(ours.cpu().float(), plain, atol=3e-2, rtol=3e-2)
 
 
+def turned_of(
+    q: Tensor, k: Tensor, v: Tensor, ends: tuple[Offsets, Offsets], ropes: tuple[Tensor, Tensor], causal: bool
+) -> Tensor:
+    """Attention with RoPE by the packed form that suits it: of one array if causal, else of two."""
+    x, memory = (torch.stack((q, k, v), 1), None) if causal else (q[:, None], torch.stack((k, v), 1))
+    return turned_attention(x, memory, ends, ropes, causal=causal)
+
+
 @pytest.mark.skipif("TRITON_INTERPRET" not in os.environ, reason="set TRITON_INTERPRET=1 where Triton is installed")
-@pytest.mark.parametrize("turned", [False, True])
 @pytest.mark.parametrize("causal", [False, True])
 @pytest.mark.parametrize(("q_lengths", "k_lengths"), [*RAGGED[:4], *LONG])
-def test_the_kernels_interpreted_give_what_plain_torch_gives(q_lengths, k_lengths, causal, turned):
+def test_the_kernels_interpreted_give_what_plain_torch_gives(q_lengths, k_lengths, causal, monkeypatch):
     kernels = pytest.importorskip("maskless.nn.cuda")
     if causal:
         k_lengths = q_lengths
     inputs = [x.requires_grad_() for x in three(q_lengths, k_lengths, width=16)]
-    ends, weight = [replace(offsets(n), equal=False) for n in (q_lengths, k_lengths)], packed(q_lengths, 3, width=16)
-    turns = tuple(rotary_table(400, 16)[-sum(n) :] for n in (q_lengths, k_lengths)) if turned else (None, None)
-    plain = (
-        turned_attention(*inputs, ends, turns, causal=causal) if turned else attention(*inputs, *ends, causal=causal)
-    )
-    ours = kernels.attend_segments(*inputs, *turns, *(end.bounds for end in ends), causal)[0]
+    ends = tuple(replace(offsets(n), equal=False) for n in (q_lengths, k_lengths))
+    ropes = tuple(rotary_table(400, 16)[400 - sum(n) :] for n in (q_lengths, k_lengths))
+    plain = turned_of(*inputs, ends, ropes, causal)
+    unturned, _ = kernels.attend(*inputs, *(end.bounds for end in ends), causal)
+    torch.testing.assert_close(unturned, attention(*inputs, *ends, causal=causal), atol=1e-5, rtol=0)
+    monkeypatch.setattr("maskless.nn.attention.KERNELS", kernels)
+    monkeypatch.setattr("maskless.nn.attention._fits_kernels", lambda q: True)
+    ours, weight = turned_of(*inputs, ends, ropes, causal), packed(q_lengths, 3, width=16)
     torch.testing.assert_close(ours, plain, atol=1e-5, rtol=0)
     for one, other in zip(*(torch.autograd.grad((x * weight).sum(), inputs) for x in (ours, plain)), strict=True):
         torch.testing.assert_close(one, other, atol=1e-5, rtol=0)

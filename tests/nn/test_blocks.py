@@ -3,14 +3,11 @@
 from __future__ import annotations
 
 import math
-import os
-from types import SimpleNamespace
 
 import pytest
 import torch
-from torch import Tensor, nn
+from torch import nn
 
-from maskless.nn import blocks
 from maskless.nn.blocks import Modulation, Norm, SelfBlock, dropout, fold_in, fold_out, kept, normalise, open_gates
 from maskless.nn.partition import PartitionConfig, PartitionTransformer
 from maskless.problems import dense
@@ -96,42 +93,3 @@ def test_dropout_on_a_gpu_is_the_same_compiled_and_not_and_keeps_the_mean():
     assert abs(float(out.detach().mean()) - 1) < 0.01
     (slope,) = torch.autograd.grad(out.sum(), x)
     assert torch.equal(slope, out)  # the backward pass drops the same elements
-
-
-def gelu_gradient(g: Tensor, x: Tensor, bias: Tensor) -> tuple[Tensor, Tensor]:
-    """In place of the kernel that only a GPU has."""
-    d = torch.ops.aten.gelu_backward(g.float(), x.float() + bias.float(), approximate="tanh")
-    return d.to(x.dtype), d.sum(0).to(bias.dtype)
-
-
-def test_a_gelu_with_its_bias_is_that_of_the_linear(monkeypatch):
-    monkeypatch.setattr(blocks, "KERNELS", SimpleNamespace(gelu_gradient=gelu_gradient))
-    torch.manual_seed(0)
-    x, bias, weight = torch.randn(9, 4, requires_grad=True), torch.randn(4, requires_grad=True), torch.randn(9, 4)
-    both = blocks._Gelu.apply(x, bias), blocks.linear_gelu(x, torch.eye(4), bias)
-    torch.testing.assert_close(*both)
-    mine, theirs = (torch.autograd.grad((out * weight).sum(), (x, bias)) for out in both)
-    torch.testing.assert_close(mine, theirs)
-
-
-def kernel_gives_the_gradient_of_a_gelu(device: torch.device, dtype: torch.dtype, T: int, E: int) -> None:
-    cuda = pytest.importorskip("maskless.nn.cuda")
-    torch.manual_seed(0)
-    g, x, bias = torch.randn(T, E).to(dtype), 3 * torch.randn(T, E).to(dtype), torch.randn(E)
-    found = cuda.gelu_gradient(*(one.to(device) for one in (g, x, bias)))
-    near = {"rtol": 1e-2 if dtype == torch.bfloat16 else 1e-4, "atol": 1e-4}
-    for one, other in zip(found, gelu_gradient(g, x, bias), strict=True):
-        torch.testing.assert_close(one.cpu(), other, **near)
-
-
-@pytest.mark.skipif("TRITON_INTERPRET" not in os.environ, reason="set TRITON_INTERPRET=1 where Triton is installed")
-@pytest.mark.parametrize(("T", "E"), [(5, 24), (300, 300)])
-def test_the_kernel_interpreted_gives_the_gradient_of_a_gelu(T, E):
-    kernel_gives_the_gradient_of_a_gelu(torch.device("cpu"), torch.float32, T, E)
-
-
-@pytest.mark.gpu
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-@pytest.mark.parametrize(("T", "E"), [(5, 24), (300, 300), (1000, 3072)])
-def test_the_kernel_gives_the_gradient_of_a_gelu(T, E, dtype):
-    kernel_gives_the_gradient_of_a_gelu(torch.device("cuda"), dtype, T, E)

@@ -30,6 +30,7 @@ from maskless.train.loop import MODELS, OF_ONE_SHAPE, TrainConfig, compile_layer
 
 WARM_UP = 2  # runs at most, besides the first
 LONG = 1.0  # seconds of warm-up that are enough
+QUEUED = 4  # passes of training that a GPU is given before the clock is read: training itself never waits for one
 OnRun = Callable[[Case], None]
 
 
@@ -114,6 +115,7 @@ class Bench:
     def training(self, case: Training) -> Iterator[Result]:
         """The forward and backward pass, the forward pass alone, and whole optimiser steps, on fresh tasks each."""
         device, low = self.device, case.precision == "bf16"
+        queued = QUEUED if device.type == "cuda" else 1
         tasks = [_task(case, number) for number in range(1 + WARM_UP + self.repeat)]
         each = mean(flops.training(case.config, task.problems) for task in tasks[1 + WARM_UP :])
         tasks = [task.map(lambda x: x.to(device)) for task in tasks]
@@ -147,11 +149,12 @@ class Bench:
         def timed(work: Callable[[Task, Captured], None]) -> tuple[float, ...]:
             once = Captured(passed, network.parameters(), device, enabled=settings.objective in OF_ONE_SHAPE)
 
-            def ready(number: int) -> Callable[[], None]:
-                adam.zero_grad(set_to_none=True)
-                return lambda: work(tasks[1 + number], once)
+            def passes(number: int) -> None:
+                for _ in range(queued):
+                    adam.zero_grad(set_to_none=True)
+                    work(tasks[1 + number], once)
 
-            return self._repeat(case, ready)
+            return tuple(seconds / queued for seconds in self._repeat(case, lambda number: partial(passes, number)))
 
         self._run(case, lambda: backward(tasks[0], Captured(passed, network.parameters(), device, enabled=False)))
         start_up = now(device) - begin

@@ -43,15 +43,17 @@ def attention(q: Tensor, k: Tensor, v: Tensor, q_offsets: Offsets, k_offsets: Of
 
 
 def turned_attention(
-    q: Tensor, k: Tensor, v: Tensor, ends: tuple[Offsets, Offsets], ropes: tuple[Tensor, Tensor], *, causal: bool
+    x: Tensor, memory: Tensor | None, ends: tuple[Offsets, Offsets], ropes: tuple[Tensor, Tensor], *, causal: bool
 ) -> Tensor:
-    """`attention` of queries and keys after RoPE, of which our kernels do more than half on the way.
+    """`attention` of queries and keys after RoPE. One product gave x, and one the memory; our kernels do not cut them.
 
-    (Tq, h, d), (Tk, h, d) x 2, ropes (Tq, 2, d/2) and (Tk, 2, d/2) -> (Tq, h, d)
+    x (T, 3, h, d) queries, keys and values; or (Tq, 1, h, d) queries and memory (Tk, 2, h, d); ends, ropes: of the
+    queries and of the keys, (Tq, 2, d/2) and (Tk, 2, d/2) -> (Tq, h, d)
     """
+    q, k, v = (*x.unbind(1), *(() if memory is None else memory.unbind(1)))
     if not (ends[0].equal and ends[1].equal) and len(q) and len(k) and _fits_kernels(q):
         turns = (rope.contiguous() for rope in ropes)
-        out = KERNELS.attend_segments(q, k, v, *turns, ends[0].bounds, ends[1].bounds, causal)[0]
+        out = KERNELS.attend_turned(x, memory, *turns, ends[0].bounds, ends[1].bounds, causal)[0]
         assert isinstance(out, Tensor)
         return out
     return attention(rotate(q, ropes[0]), rotate(k, ropes[1]), v, *ends, causal=causal)
@@ -74,8 +76,8 @@ def _dense(q: Tensor, k: Tensor, v: Tensor, segments: int, causal: bool) -> Tens
 
 def _packed(q: Tensor, k: Tensor, v: Tensor, q_offsets: Offsets, k_offsets: Offsets, causal: bool) -> Tensor:
     """Our kernels, a quarter faster than torch's for segments of this kind (docs/results.md), where they can be."""
-    if _fits_kernels(q):
-        out = KERNELS.attend_segments(q, k, v, None, None, q_offsets.bounds, k_offsets.bounds, causal)[0]
+    if _fits_kernels(q) and not torch.is_grad_enabled():
+        out = KERNELS.attend(q, k, v, q_offsets.bounds, k_offsets.bounds, causal)[0]
     else:
         ends = q_offsets.bounds, k_offsets.bounds, q_offsets.longest, k_offsets.longest
         out = varlen_attn(q, k, v, *ends, window_size=(-1, 0) if causal else (-1, -1))

@@ -144,26 +144,6 @@ def gelu(x: Tensor) -> Tensor:
     return (y * torch.sigmoid(1.5957691216057308 * (y + 0.044715 * y**3))).to(x.dtype)  # 2 sqrt(2 / pi)
 
 
-def linear_gelu(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-    """gelu(F.linear(x, weight, bias))  (T, D), (E, D), (E,) -> (T, E)"""
-    if bias is not None and has_kernels(x):
-        return _Gelu.apply(F.linear(x, weight), bias)
-    return gelu(F.linear(x, weight, bias))
-
-
-class _Gelu(torch.autograd.Function):
-    """gelu(x + bias). The gradient of the bias comes with that of x, which torch would read once more to sum it."""
-
-    @staticmethod
-    def forward(ctx: Any, x: Tensor, bias: Tensor) -> Tensor:
-        ctx.save_for_backward(x, bias)
-        return gelu(x.float() + bias.float()).to(x.dtype)
-
-    @staticmethod
-    def backward(ctx: Any, g: Tensor) -> tuple[Tensor, ...]:
-        return tuple(KERNELS.gelu_gradient(g, *ctx.saved_tensors))
-
-
 class Normalised(nn.Module):
     """`normalise` as a module, so that it can be compiled as one."""
 
@@ -241,7 +221,7 @@ class MLP(nn.Module):
         self.down = nn.Linear(4 * width, width)
 
     def forward(self, x: Tensor, norm: Norm, shift: Tensor, scale: Tensor, gate: Tensor) -> Tensor:
-        hidden = linear_gelu(*modulated(normalise(x), self.up, norm, shift, scale))
+        hidden = gelu(F.linear(*modulated(normalise(x), self.up, norm, shift, scale)))
         return gated(hidden, self.down, gate)
 
 
@@ -263,8 +243,8 @@ class SelfBlock(nn.Module):
     def forward(self, x: Tensor, offsets: Offsets, rope: Tensor, condition: Tensor) -> Tensor:
         shift1, scale1, gate1, *modulation2 = self.modulation(condition, offsets)
         qkv = F.linear(*modulated(normalise(x), self.qkv, self.norm1, shift1, scale1))
-        q, k, v = qkv.unflatten(1, (3, self.heads, -1)).unbind(1)
-        a = turned_attention(q, k, v, (offsets, offsets), (rope, rope), causal=self.causal)
+        qkv = qkv.unflatten(1, (3, self.heads, -1))
+        a = turned_attention(qkv, None, (offsets, offsets), (rope, rope), causal=self.causal)
         x = x + dropout(gated(a.flatten(1), self.out, gate1), self.dropout, self.training)
         return x + dropout(self.mlp(x, self.norm2, *modulation2), self.dropout, self.training)
 
@@ -290,10 +270,9 @@ class CrossBlock(nn.Module):
     ) -> Tensor:
         """ends, ropes: of the targets and of the context."""
         shift1, scale1, gate1, *modulation2 = self.modulation(condition, ends[0])
-        q = F.linear(*modulated(normalise(x), self.q, self.norm_q, shift1, scale1)).unflatten(1, (self.heads, -1))
-        kv = F.linear(memory, *fold_in(self.kv, self.norm_kv))
-        k, v = kv.unflatten(1, (2, self.heads, -1)).unbind(1)
-        a = turned_attention(q, k, v, ends, ropes, causal=False)
+        q = F.linear(*modulated(normalise(x), self.q, self.norm_q, shift1, scale1)).unflatten(1, (1, self.heads, -1))
+        kv = F.linear(memory, *fold_in(self.kv, self.norm_kv)).unflatten(1, (2, self.heads, -1))
+        a = turned_attention(q, kv, ends, ropes, causal=False)
         x = x + dropout(gated(a.flatten(1), self.out, gate1), self.dropout, self.training)
         return x + dropout(self.mlp(x, self.norm2, *modulation2), self.dropout, self.training)
 

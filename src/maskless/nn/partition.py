@@ -184,9 +184,9 @@ class GroupSwap(nn.Module):
         if self.aggregate is not None:
             query = query + self.aggregate(memory, ends[1])[ends[0].owner]
         query = self.norm(query)
-        q = self.q(query).unflatten(1, (self.heads, -1))
-        k, v = self.kv(memory).unflatten(1, (2, self.heads, -1)).unbind(1)
-        a = turned_attention(q, k, v, ends, ropes, causal=False)
+        q = self.q(query).unflatten(1, (1, self.heads, -1))
+        kv = self.kv(memory).unflatten(1, (2, self.heads, -1))
+        a = turned_attention(q, kv, ends, ropes, causal=False)
         found: Tensor = self.out(a.flatten(1))
         return query + found if self.residual else found
 

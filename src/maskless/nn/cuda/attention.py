@@ -18,72 +18,87 @@ TILE = 64  # queries or keys: the best of six measured on an H200, for each of t
 TOKENS = 4  # that a program turns
 
 
-@torch.library.custom_op("maskless::attend_segments", mutates_args=())
-def attend_segments(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    q_turn: Tensor | None,
-    k_turn: Tensor | None,
-    q_bounds: Tensor,
-    k_bounds: Tensor,
-    causal: bool,
-) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """As `attention.attention` or, with turns, `attention.turned_attention`; and what its gradient needs.
+def attend(q: Tensor, k: Tensor, v: Tensor, q_bounds: Tensor, k_bounds: Tensor, causal: bool) -> tuple[Tensor, Tensor]:
+    """As `attention.attention`, without gradients; and each query's log2 of the sum of weights.
 
-    That is each query's log2 of the sum of weights, and queries and keys as they were turned, nothing without turns.
     Tiles lie on the packed arrays as a whole. One that spans a boundary sees the other side of both segments through a
     mask; within a segment only its end needs one.
 
-    q (Tq, h, d), k and v (Tk, h, d), turns (Tq, 2, d/2) and (Tk, 2, d/2) -> as q, (h, Tq), as q, as k
+    q (Tq, h, d), k and v (Tk, h, d) -> as q, (h, Tq)
     """
     T, h, d = q.shape
-    turned = _turned(q, q_turn), _turned(k, k_turn)
-    q, k = q if q_turn is None else turned[0], k if k_turn is None else turned[1]
     out, sums = q.new_empty(T, h, d), q.new_empty(h, T, dtype=float32)
     ends, strides = (q_bounds, k_bounds, T, len(q_bounds) - 1), _strides(q, k, v)
     meta = _meta(q, q_bounds, causal)
     _attend[(triton.cdiv(T, TILE), h)](q, k, v, out, sums, *ends, d**-0.5 / math.log(2), *strides, **meta, num_stages=3)
-    return out, sums, *turned
+    return out, sums
 
 
-def _turned(x: Tensor, turn: Tensor | None) -> Tensor:
-    if turn is None:
-        return x.new_empty(0)
+@torch.library.custom_op("maskless::attend_turned", mutates_args=())
+def attend_turned(
+    x: Tensor,
+    memory: Tensor | None,
+    q_turn: Tensor,
+    k_turn: Tensor,
+    q_bounds: Tensor,
+    k_bounds: Tensor,
+    causal: bool,
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """As `attention.turned_attention`; and what its gradient needs: sums, and queries and keys as they were turned.
+
+    -> (Tq, h, d), (h, Tq), (Tq, h, d), (Tk, h, d)
+    """
+    q, k, v = parts(x, memory)
+    q, k = _turned(q, q_turn), _turned(k, k_turn)
+    return *attend(q, k, v, q_bounds, k_bounds, causal), q, k
+
+
+def parts(x: Tensor, memory: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:
+    """Queries, keys and values, of one array or of two: (T, 3, h, d), or (Tq, 1, h, d) and (Tk, 2, h, d)."""
+    q, k, v = (*x.unbind(1), *(() if memory is None else memory.unbind(1)))
+    return q, k, v
+
+
+def _turned(x: Tensor, turn: Tensor) -> Tensor:
     (T, h, d), (xt, xh) = x.shape, _strides(x)
     out = x.new_empty(T, h, d)
     _turn[(triton.cdiv(T, TOKENS),)](x, turn, out, T, xt, xh, h, triton.next_power_of_2(h), d, TOKENS, num_warps=4)
     return out
 
 
-@torch.library.custom_op("maskless::attend_segments_backward", mutates_args=())
-def attend_segments_backward(
+@torch.library.custom_op("maskless::attend_turned_backward", mutates_args=())
+def attend_turned_backward(
     g: Tensor,
+    x: Tensor,
+    memory: Tensor | None,
     q: Tensor,
     k: Tensor,
-    v: Tensor,
     out: Tensor,
     sums: Tensor,
-    q_turn: Tensor | None,
-    k_turn: Tensor | None,
+    q_turn: Tensor,
+    k_turn: Tensor,
     q_bounds: Tensor,
     k_bounds: Tensor,
     causal: bool,
-) -> tuple[Tensor, Tensor, Tensor]:
-    """Gradients of queries, keys and values; q and k are as turned, and their gradients are turned back."""
-    (T, h, d), Tk = q.shape, len(k)
-    dq, dk, dv = (x.new_empty(x.shape) for x in (q, k, v))
+) -> tuple[Tensor, Tensor]:
+    """Gradients of x and, if there is one, of the memory, written where they belong; q and k are as turned.
+
+    Gradients of queries and keys are turned back on the way.
+    """
+    (T, h, d), Tk, v = q.shape, len(k), parts(x, memory)[2]
+    dx = x.new_empty(x.shape)
+    d_memory = x.new_empty(0 if memory is None else memory.shape)
+    dq, dk, dv = parts(dx, None if memory is None else d_memory)
     dots, scale, strides = torch.empty_like(sums), d**-0.5, _strides(q, k, v, g)
     meta, q_grid, k_grid = _meta(q, q_bounds, causal), (triton.cdiv(T, TILE), h), (triton.cdiv(Tk, TILE), h)
     ends = q_bounds, k_bounds, T, Tk, len(q_bounds) - 1
     rest = *ends, scale / math.log(2), scale, *strides
-    turns = [(x, False) if turn is None else (turn, True) for x, turn in ((q, q_turn), (k, k_turn))]
     # It finds the dots of outputs and their gradients, which come next.
-    _queries[q_grid](q, k, v, g, out, dq, sums, dots, turns[0][0], *rest, TURNED=turns[0][1], **meta, num_stages=3)
+    _queries[q_grid](q, k, v, g, out, dq, sums, dots, q_turn, dq.stride(0), *rest, **meta, num_stages=3)
     # With 168 registers three programs share a multiprocessor, which makes them a tenth faster.
-    how = {"TURNED": turns[1][1], "num_stages": 2, "maxnreg": 168}
-    _keys[k_grid](q, k, v, g, dk, dv, sums, dots, turns[1][0], *rest, **how, **meta)
-    return dq, dk, dv
+    how = {"num_stages": 2, "maxnreg": 168}
+    _keys[k_grid](q, k, v, g, dk, dv, sums, dots, k_turn, dk.stride(0), *rest, **how, **meta)
+    return dx, d_memory
 
 
 def _strides(*parts: Tensor) -> list[int]:
@@ -97,30 +112,31 @@ def _meta(q: Tensor, bounds: Tensor, causal: bool) -> dict[str, Any]:
     return {"D": q.shape[2], "CAUSAL": causal, "BITS": bits, "TILE": TILE, "num_warps": 4}
 
 
-@attend_segments.register_fake
-def _(q, k, v, q_turn, k_turn, q_bounds, k_bounds, causal):
-    turned = [x.new_empty(0 if turn is None else x.shape) for x, turn in ((q, q_turn), (k, k_turn))]
-    return q.new_empty(q.shape), q.new_empty(q.shape[1], q.shape[0], dtype=float32), *turned
+@attend_turned.register_fake
+def _(x, memory, q_turn, k_turn, q_bounds, k_bounds, causal):
+    (T, _, h, d), Tk = x.shape, len(x if memory is None else memory)
+    return x.new_empty(T, h, d), x.new_empty(h, T, dtype=float32), x.new_empty(T, h, d), x.new_empty(Tk, h, d)
 
 
-@attend_segments_backward.register_fake
-def _(g, q, k, v, out, sums, q_turn, k_turn, q_bounds, k_bounds, causal):
-    return q.new_empty(q.shape), k.new_empty(k.shape), v.new_empty(v.shape)
+@attend_turned_backward.register_fake
+def _(g, x, memory, *_):
+    return x.new_empty(x.shape), x.new_empty(0 if memory is None else memory.shape)
 
 
 def _keep(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
-    q, k, v, q_turn, k_turn, q_bounds, k_bounds, ctx.causal = inputs
-    out, sums, turned_q, turned_k = output
-    q, k = q if q_turn is None else turned_q, k if k_turn is None else turned_k
-    ctx.save_for_backward(q, k, v, out, sums, q_turn, k_turn, q_bounds, k_bounds)
+    x, memory, *others, ctx.causal = inputs
+    out, sums, q, k = output
+    ctx.save_for_backward(x, memory, q, k, out, sums, *others)
 
 
 def _gradients(ctx: Any, g: Tensor, *_: Tensor) -> tuple[Tensor | None, ...]:
     g = g if g.stride(2) == 1 else g.contiguous()
-    return *attend_segments_backward(g, *ctx.saved_tensors, ctx.causal), None, None, None, None, None
+    x, memory, *others = ctx.saved_tensors
+    dx, d_memory = attend_turned_backward(g, x, memory, *others, ctx.causal)
+    return dx, None if memory is None else d_memory, None, None, None, None, None
 
 
-attend_segments.register_autograd(_gradients, setup_context=_keep)
+attend_turned.register_autograd(_gradients, setup_context=_keep)
 
 
 @triton.jit
@@ -154,26 +170,23 @@ def _rows(x, at, stride, stop, D: tl.constexpr, MASKED: tl.constexpr):
 
 
 @triton.jit
-def _put(x, values, at, stop, h, D: tl.constexpr):
-    """Rows of one head into a contiguous array."""
-    to = x + (at.to(tl.int64)[:, None] * h + tl.program_id(1)) * D + tl.arange(0, D)[None, :]
+def _put(x, values, at, stride, stop, D: tl.constexpr):
+    """Rows of one head, which lie side by side with those of the others."""
+    to = x + at.to(tl.int64)[:, None] * stride + tl.program_id(1) * D + tl.arange(0, D)[None, :]
     tl.store(to, values.to(x.dtype.element_ty), at[:, None] < stop)
 
 
 @triton.jit
-def _put_back(x, values, turn, at, stop, h, D: tl.constexpr, TURNED: tl.constexpr):
+def _put_back(x, values, turn, at, stride, stop, D: tl.constexpr):
     """The same of gradients, turned back by the angles that what they belong to was turned by."""
-    if TURNED:
-        half: tl.constexpr = D // 2
-        real, columns = at[:, None] < stop, tl.arange(0, half)[None, :]
-        a, b = tl.split(values.reshape(values.shape[0], 2, half).permute(0, 2, 1))
-        angle = turn + at.to(tl.int64)[:, None] * D + columns
-        cos, sin = tl.load(angle, real, 0.0), tl.load(angle + half, real, 0.0)
-        to = x + (at.to(tl.int64)[:, None] * h + tl.program_id(1)) * D + columns
-        tl.store(to, (a * cos + b * sin).to(x.dtype.element_ty), real)
-        tl.store(to + half, (b * cos - a * sin).to(x.dtype.element_ty), real)
-    else:
-        _put(x, values, at, stop, h, D)
+    half: tl.constexpr = D // 2
+    real, columns = at[:, None] < stop, tl.arange(0, half)[None, :]
+    a, b = tl.split(values.reshape(values.shape[0], 2, half).permute(0, 2, 1))
+    angle = turn + at.to(tl.int64)[:, None] * D + columns
+    cos, sin = tl.load(angle, real, 0.0), tl.load(angle + half, real, 0.0)
+    to = x + at.to(tl.int64)[:, None] * stride + tl.program_id(1) * D + columns
+    tl.store(to, (a * cos + b * sin).to(x.dtype.element_ty), real)
+    tl.store(to + half, (b * cos - a * sin).to(x.dtype.element_ty), real)
 
 
 @triton.jit
@@ -208,7 +221,7 @@ def _attend(
     state = _seen(state, queries, k + head * kh, v + head * vh, kt, vt, first, full, begin, end, scale, False)
     found, total, top = _seen(state, queries, k + head * kh, v + head * vh, kt, vt, full, stop, begin, end, scale, True)
     some = total > 0
-    _put(out, found * tl.where(some, 1 / total, 0.0)[:, None], at, T, tl.num_programs(1), D)
+    _put(out, found * tl.where(some, 1 / total, 0.0)[:, None], at, tl.num_programs(1) * D, T, D)
     tl.store(sums + head.to(tl.int64) * T + at, tl.where(some, top + tl.log2(total), 0.0), at < T)
 
 
@@ -242,10 +255,10 @@ def _seen(state, q, k, v, kt, vt, first, stop, begin, end, scale, MASKED: tl.con
 
 @triton.jit
 def _keys(
-    q, k, v, g, dk, dv, sums, dots, turn, q_bounds, k_bounds, T, Tk, S, scale, natural, qt, qh, kt, kh, vt, vh, gt, gh,
-    TURNED: tl.constexpr, D: tl.constexpr, CAUSAL: tl.constexpr, BITS: tl.constexpr, TILE: tl.constexpr,
+    q, k, v, g, dk, dv, sums, dots, turn, stride, q_bounds, k_bounds, T, Tk, S, scale, natural,
+    qt, qh, kt, kh, vt, vh, gt, gh, D: tl.constexpr, CAUSAL: tl.constexpr, BITS: tl.constexpr, TILE: tl.constexpr,
 ):  # fmt: skip
-    head, h = tl.program_id(1), tl.num_programs(1)
+    head = tl.program_id(1)
     at = tl.program_id(0) * TILE + tl.arange(0, TILE)
     begin, end = _window(k_bounds, q_bounds, at, Tk - 1, S, True, CAUSAL, BITS)
     first, stop, latest = tl.min(begin, 0), tl.max(end, 0), tl.max(begin, 0)
@@ -258,8 +271,8 @@ def _keys(
     state = _asked(state, keys, values, q, g, sums, dots, qt, gt, first, plain, begin, end, scale, True)
     state = _asked(state, keys, values, q, g, sums, dots, qt, gt, plain, full, begin, end, scale, False)
     x, y = _asked(state, keys, values, q, g, sums, dots, qt, gt, full, stop, begin, end, scale, True)
-    _put_back(dk, x * natural, turn, at, Tk, h, D, TURNED)
-    _put(dv, y, at, Tk, h, D)
+    _put_back(dk, x * natural, turn, at, stride, Tk, D)
+    _put(dv, y, at, stride, Tk, D)
 
 
 @triton.jit
@@ -285,8 +298,8 @@ def _asked(state, k, v, q, g, sums, dots, qt, gt, first, stop, begin, end, scale
 
 @triton.jit
 def _queries(
-    q, k, v, g, out, dq, sums, dots, turn, q_bounds, k_bounds, T, Tk, S, scale, natural, qt, qh, kt, kh, vt, vh, gt, gh,
-    TURNED: tl.constexpr, D: tl.constexpr, CAUSAL: tl.constexpr, BITS: tl.constexpr, TILE: tl.constexpr,
+    q, k, v, g, out, dq, sums, dots, turn, stride, q_bounds, k_bounds, T, Tk, S, scale, natural,
+    qt, qh, kt, kh, vt, vh, gt, gh, D: tl.constexpr, CAUSAL: tl.constexpr, BITS: tl.constexpr, TILE: tl.constexpr,
 ):  # fmt: skip
     head, h = tl.program_id(1), tl.num_programs(1)
     at = tl.program_id(0) * TILE + tl.arange(0, TILE)
@@ -301,7 +314,7 @@ def _queries(
     x = tl.zeros((TILE, D), tl.float32)
     x = _looked(x, queries, gradient, normal, dot, k, v, kt, vt, first, full, begin, end, scale, False)
     x = _looked(x, queries, gradient, normal, dot, k, v, kt, vt, full, stop, begin, end, scale, True)
-    _put_back(dq, x * natural, turn, at, T, h, D, TURNED)
+    _put_back(dq, x * natural, turn, at, stride, T, D)
 
 
 @triton.jit

@@ -1,4 +1,4 @@
-"""Passes over rows that also sum them: the costs of right answers, the gradient of a GELU with its bias, segments.
+"""Passes over rows that also sum them: the costs of right answers, and segments.
 
 Shapes: C targets of a chunk, V vocabulary, P the vocabulary padded; S segments, T rows, E their width.
 """
@@ -15,7 +15,6 @@ from torch import Tensor, float32
 
 BLOCK, WARPS, STAGES = 2048, 4, 3  # of the costs: ids that a program takes at a time, its warps, and loads under way
 ROWS, COLUMNS = 16, 256  # of a segment that a program sums at a time
-GELU_ROWS, GELU_STEPS = 8, 16  # rows that a program takes at a time, and how often
 LN2 = tl.constexpr(math.log(2))
 
 
@@ -98,43 +97,3 @@ def _sums(x, bounds, out, E: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.const
         real = (rows < end)[:, None] & (columns < E)[None, :]
         total += tl.load(x + rows.to(tl.int64)[:, None] * E + columns[None, :], mask=real, other=0.0).to(tl.float32)
     tl.store(out + segment * E + columns, tl.sum(total, 0), mask=columns < E)
-
-
-@torch.library.custom_op("maskless::gelu_gradient", mutates_args=())
-def gelu_gradient(g: Tensor, x: Tensor, bias: Tensor) -> tuple[Tensor, Tensor]:
-    """Gradients of x and of the bias, where `blocks.gelu`(x + bias) has the gradient g.  2 x (T, E), (E,) -> x, (E,)
-
-    The sum over all rows comes with the pass that is needed anyway; by itself it would read the gradient again.
-    """
-    g, x, (T, E) = g.contiguous(), x.contiguous(), x.shape
-    programs = triton.cdiv(T, GELU_ROWS * GELU_STEPS)
-    dx, sums = torch.empty_like(x), x.new_empty(programs, E, dtype=float32)
-    sizes = T, E, GELU_ROWS, COLUMNS, GELU_STEPS
-    _gelu_gradient[(programs, triton.cdiv(E, COLUMNS))](g, x, bias, dx, sums, *sizes, num_warps=4)
-    return dx, sums.sum(0).to(bias.dtype)
-
-
-@gelu_gradient.register_fake
-def _(g: Tensor, x: Tensor, bias: Tensor) -> tuple[Tensor, Tensor]:
-    return x.new_empty(x.shape), bias.new_empty(bias.shape)
-
-
-@triton.jit
-def _gelu_gradient(
-    g, x, bias, dx, sums, T, E: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr, STEPS: tl.constexpr
-):  # fmt: skip
-    columns = tl.program_id(1) * COLUMNS + tl.arange(0, COLUMNS)
-    b = tl.load(bias + columns, columns < E, 0.0).to(tl.float32)[None, :]
-    total = tl.zeros((ROWS, COLUMNS), tl.float32)
-    for step in range(STEPS):
-        rows = (tl.program_id(0) * STEPS + step) * ROWS + tl.arange(0, ROWS)
-        real = (rows < T)[:, None] & (columns < E)[None, :]
-        at = rows.to(tl.int64)[:, None] * E + columns[None, :]
-        y = tl.load(x + at, real, 0.0).to(tl.float32) + b
-        square = y * y
-        s = tl.sigmoid(1.5957691216057308 * y * (1 + 0.044715 * square))  # the GELU is y * s
-        slope = s + y * s * (1 - s) * 1.5957691216057308 * (1 + 3 * 0.044715 * square)
-        d = tl.load(g + at, real, 0.0).to(tl.float32) * slope
-        tl.store(dx + at, d.to(dx.dtype.element_ty), real)
-        total += d
-    tl.store(sums + tl.program_id(0) * E + columns, tl.sum(total, 0), columns < E)
