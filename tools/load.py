@@ -4,12 +4,15 @@
     python tools/load.py http://127.0.0.1:8000 --clients 64 --seconds 60
 
 Each client asks, waits for the answer, and asks again with another seed. A client that is refused (429 or 503) waits a
-little, as it is told to.
+little, as it is told to. One that finds no server, or loses it, does so too: the server may be killed and started again
+meanwhile.
 """
 
 from __future__ import annotations
 
 import argparse
+import http.client
+import itertools
 import json
 import statistics
 import threading
@@ -20,36 +23,45 @@ from collections import Counter
 from dataclasses import dataclass, field
 from typing import Any
 
+LOST = {  # what became of a request that got no whole answer
+    ConnectionRefusedError: "refused",
+    ConnectionError: "reset",
+    http.client.HTTPException: "cut off",
+    TimeoutError: "timeout",
+}
 TEXT = "Once upon a time, there was a dog named Max. Max loved to [8]. One day, Max saw a [4] and [10]. [16]"
 
 
 @dataclass
 class Seen:
-    """What all clients saw: seconds and tokens of each good answer, and how often each status came."""
+    """What all clients saw: seconds, end and tokens of each good answer, and how often each outcome came."""
 
     seconds: list[float] = field(default_factory=list)
+    ends: list[float] = field(default_factory=list)
     tokens: int = 0
-    statuses: Counter[int] = field(default_factory=Counter)
+    statuses: Counter[str] = field(default_factory=Counter)
     lock: threading.Lock = field(default_factory=threading.Lock)
 
-    def add(self, status: int, seconds: float, tokens: int = 0) -> None:
+    def add(self, status: str, begin: float, tokens: int = 0) -> None:
         with self.lock:
             self.statuses[status] += 1
-            if status == 200:
-                self.seconds.append(seconds)
+            if status == "200":
+                self.ends.append(time.monotonic())
+                self.seconds.append(self.ends[-1] - begin)
                 self.tokens += tokens
 
 
-def ask(url: str, body: dict[str, Any], timeout: float) -> tuple[int, dict[str, Any]]:
-    """The status and the answer of one request; 0: no answer came."""
+def ask(url: str, body: dict[str, Any], timeout: float) -> tuple[str, dict[str, Any]]:
+    """The status and the answer of one request; where no whole answer came, the status says how it was lost."""
     request = urllib.request.Request(f"{url}/v1/fill", json.dumps(body).encode(), {"Content-Type": "application/json"})
     try:
         with urllib.request.urlopen(request, timeout=timeout) as answer:
-            return answer.status, json.load(answer)
+            return str(answer.status), json.load(answer)
     except urllib.error.HTTPError as error:
-        return error.code, {}
-    except OSError:
-        return 0, {}
+        return str(error.code), {}
+    except (OSError, http.client.HTTPException) as error:
+        reason = getattr(error, "reason", error)  # urllib wraps what fails before the answer
+        return next((name for kind, name in LOST.items() if isinstance(reason, kind)), "no answer"), {}
 
 
 def client(number: int, url: str, text: str, steps: int, until: float, seen: Seen) -> None:
@@ -59,14 +71,17 @@ def client(number: int, url: str, text: str, steps: int, until: float, seen: See
         begin = time.monotonic()
         status, answer = ask(url, {"text": text, "steps": steps, "seed": seed, "top_p": 0.9}, timeout=120)
         decided = sum(step >= 0 for text in answer.get("texts", ()) for step in text["came"])
-        seen.add(status, time.monotonic() - begin, decided)
+        seen.add(status, begin, decided)
         seed += 1
-        if status != 200:
+        if status != "200":
             time.sleep(0.2)
 
 
 def load(url: str, *, text: str, clients: int, seconds: float, steps: int) -> dict[str, Any]:
-    """The figures of a load: latencies of good answers in seconds, tokens that were decided each second, statuses."""
+    """The figures of a load: latencies of good answers in seconds, tokens that were decided each second, statuses.
+
+    `quiet` is the longest time in which no good answer came.
+    """
     seen, begin = Seen(), time.monotonic()
     shared = url, text, steps, begin + seconds, seen
     threads = [threading.Thread(target=client, args=(i, *shared), daemon=True) for i in range(clients)]
@@ -74,7 +89,8 @@ def load(url: str, *, text: str, clients: int, seconds: float, steps: int) -> di
         thread.start()
     for thread in threads:
         thread.join()
-    took = time.monotonic() - begin
+    end = time.monotonic()
+    took = end - begin
     parts = statistics.quantiles(seen.seconds, n=20) if len(seen.seconds) > 1 else [float("nan")] * 19
     return {
         "clients": clients,
@@ -82,8 +98,9 @@ def load(url: str, *, text: str, clients: int, seconds: float, steps: int) -> di
         "answers": len(seen.seconds),
         "p50": round(parts[9], 3),
         "p95": round(parts[18], 3),
+        "quiet": round(max(b - a for a, b in itertools.pairwise([begin, *seen.ends, end])), 3),
         "tokens_per_second": round(seen.tokens / took, 1),
-        "statuses": {str(status): count for status, count in sorted(seen.statuses.items())},
+        "statuses": dict(sorted(seen.statuses.items())),
     }
 
 

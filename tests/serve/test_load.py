@@ -1,6 +1,12 @@
-"""The load of tools/load.py counts what a server really did."""
+"""The load of tools/load.py counts what a server really did, and goes on where it is lost."""
 
 from __future__ import annotations
+
+import socket
+import threading
+import time
+
+import pytest
 
 import load
 
@@ -10,6 +16,7 @@ def test_a_load_counts_answers_and_tokens(server):
     assert found["statuses"] == {"200": found["answers"]}
     assert found["answers"] >= 3
     assert 0 < found["p50"] <= found["p95"]
+    assert 0 < found["quiet"] <= found["seconds"]
     assert abs(found["tokens_per_second"] * found["seconds"] - 4 * found["answers"]) < 0.2 * 4 * found["answers"]
 
 
@@ -22,5 +29,38 @@ def test_a_load_counts_what_is_refused(slow):
 
 def test_no_server_is_no_answer():
     found = load.load("http://127.0.0.1:9", text="the [4] sat", clients=1, seconds=0.1, steps=2)
-    assert found["statuses"].keys() == {"0"}
+    assert found["statuses"].keys() == {"refused"}
     assert found["answers"] == 0
+    assert found["quiet"] == pytest.approx(found["seconds"], abs=0.06)
+
+
+@pytest.mark.parametrize(
+    ("said", "status"),
+    [(b"", "reset"), (b"HTTP/1.1 200 OK\r\ncontent-length: 99\r\n\r\n{", "cut off"), (b"no HTTP\r\n", "cut off")],
+)
+def test_a_server_that_is_lost_is_counted_and_asked_again(said, status):
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+
+        def answer() -> None:
+            for _ in range(2):
+                line, _ = listener.accept()
+                with line:
+                    line.recv(1 << 16)
+                    line.sendall(said)
+                    line.shutdown(socket.SHUT_WR)  # the end; what is not read yet would be a reset
+                    while line.recv(1 << 16):
+                        pass
+
+        thread = threading.Thread(target=answer, daemon=True)
+        thread.start()
+        url = f"http://127.0.0.1:{listener.getsockname()[1]}"
+        found = load.load(url, text="the [4] sat", clients=1, seconds=0.3, steps=2)
+        thread.join(5)
+    assert found["statuses"] == {status: 2}
+
+
+def test_a_server_that_does_not_answer_is_not_waited_for():
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        begin = time.monotonic()
+        assert load.ask(f"http://127.0.0.1:{listener.getsockname()[1]}", {}, timeout=0.1) == ("timeout", {})
+        assert time.monotonic() - begin < 5

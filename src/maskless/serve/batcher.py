@@ -117,11 +117,15 @@ class Batcher:
             self.pending.append(job)
             self.changed.notify()
 
-    def close(self, patience: float = 5.0) -> None:
-        """Stop after the step that is under way; what is not done by then is told so."""
+    def stop(self) -> None:
+        """End after the step that is under way; what is not done by then is told so."""
         with self.changed:
             self.closing = True
             self.changed.notify()
+
+    def close(self, patience: float = 5.0) -> None:
+        """Stop, and wait for the end."""
+        self.stop()
         self.thread.join(patience)
 
     @property

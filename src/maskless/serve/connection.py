@@ -1,19 +1,24 @@
-"""Connections: how uvicorn listens, and how long it waits for the head of a request.
+"""Connections: how uvicorn listens, how long it waits for the head of a request, and how it stops.
 
-uvicorn waits for ever for the rest of a head, so that a few hundred silent clients would keep all others out.
+uvicorn waits for ever for the rest of a head, so that a few hundred silent clients would keep all others out. When it
+stops and a request takes too long, it answers 500; here the batchers end first, which is a clear 503.
 """
 
 from __future__ import annotations
 
 import asyncio
+import socket
+from collections.abc import Sequence
 
 import uvicorn
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
+from maskless.serve.batcher import Batcher
 from maskless.serve.guard import App
 from maskless.serve.host import Limits
 
 GRACE = 5  # seconds that requests under way have to end when the server stops
+TELLING = 2  # seconds after that in which the others are told so
 IDLE = 30  # seconds that a connection may be idle between requests
 PATIENCE = 10.0  # seconds in which the head of a request has to arrive
 HEAD = 1 << 16  # bytes of it
@@ -52,6 +57,19 @@ class Patient(H11Protocol):
             self.transport.close()
 
 
+class Server(uvicorn.Server):
+    """uvicorn, with batchers that end where requests under way take longer than the grace."""
+
+    def __init__(self, config: uvicorn.Config, batchers: Sequence[Batcher]):
+        super().__init__(config)
+        self.batchers = batchers
+
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        for batcher in self.batchers:
+            asyncio.get_running_loop().call_later(GRACE, batcher.stop)
+        await super().shutdown(sockets)
+
+
 def config_of(app: App, limits: Limits) -> uvicorn.Config:
     """How an application is served."""
     return uvicorn.Config(
@@ -61,7 +79,7 @@ def config_of(app: App, limits: Limits) -> uvicorn.Config:
         log_level="warning",
         access_log=False,
         server_header=False,
-        timeout_graceful_shutdown=GRACE,
+        timeout_graceful_shutdown=GRACE + TELLING,
         timeout_keep_alive=IDLE,
         h11_max_incomplete_event_size=HEAD,
         limit_concurrency=8 * (limits.queue + limits.batch),

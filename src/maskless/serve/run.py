@@ -46,9 +46,7 @@ def load(sources: list[str], limits: Limits, *, device: str | None = None) -> li
 def serve(hosts: list[Host], limits: Limits, address: Address, *, ready: Callable[[str], None]) -> None:
     """Listen until SIGINT or SIGTERM; `ready` is told the page's address."""
     try:
-        import uvicorn
-
-        from maskless.serve.connection import config_of
+        from maskless.serve.connection import Server, config_of
         from maskless.serve.web import build
     except ImportError as error:
         raise ValueError(f"the live page needs the extra web: pip install 'maskless[web]' ({error})") from None
@@ -58,7 +56,7 @@ def serve(hosts: list[Host], limits: Limits, address: Address, *, ready: Callabl
     ready(f"http://{shown}:{listener.getsockname()[1]}")
     before = {number: signal.signal(number, _ignored) for number in (signal.SIGINT, signal.SIGTERM)}
     try:  # uvicorn raises the signal again when it has stopped: by then it has been heeded
-        uvicorn.Server(config_of(app, limits)).run(sockets=[listener])
+        Server(config_of(app, limits), [host.batcher for host in hosts]).run(sockets=[listener])
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)
@@ -70,7 +68,7 @@ def _ignored(number: int, frame: object) -> None:
 
 def _bind(address: Address) -> socket.socket:
     family = socket.AF_INET6 if ":" in address.host else socket.AF_INET
-    listener = socket.socket(family)
+    listener = socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP)  # else asyncio leaves Nagle's delay on
     listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     try:
         listener.bind((address.host, address.port))
