@@ -19,7 +19,7 @@ LONGEST_FILE = 350
 FLOORS: dict[int, set[str]] = {
     0: {"schedule", "problems", "order", "logits", "version"},
     1: {"nn"},
-    2: {"objective", "sampling"},
+    2: {"objective", "revision", "sampling"},
     3: {"engine"},
     4: {"files", "shipped"},
     5: {"codec"},

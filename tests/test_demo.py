@@ -19,6 +19,7 @@ from maskless.data import toy
 from maskless.nn.partition import PartitionConfig, PartitionTransformer
 
 GAPS = "anna has the [3] , so [2] ball ."
+STEPS = 5 + demo.ROUNDS  # of its gaps: a round of so few tokens is one step
 
 
 @pytest.fixture(scope="module")
@@ -60,14 +61,14 @@ def test_a_demonstration_shows_what_the_models_wrote(folder, tmp_path):
     said = shown(folder, tmp_path / "row.png")
     model = api.load(folder / "pgm")
     unknown = 39 - len(model.codec.encode("anna"))
-    story = api.generate(model, 1, prompt="anna", steps=unknown, seed=1, top_p=0.9)[0]
-    filled = api.fill(model, GAPS, steps=5, seed=1, top_p=0.9)
+    story = api.generate(model, 1, prompt="anna", steps=unknown, seed=1, top_p=0.9, revise=demo.ROUNDS)[0]
+    filled = api.fill(model, GAPS, steps=5, seed=1, top_p=0.9, revise=demo.ROUNDS)
     lines = [" ".join(line.split()) for line in said.splitlines()]
     for text in (story, filled):
         assert " ".join(as_page(model, text).split()) in " ".join(lines)
-    assert "after 0 of 5 steps" in said
+    assert f"after 0 of {STEPS} steps" in said
     assert "anna has the···" in said.replace(" ·", "·")
-    assert "after 5 of 5 steps" in said
+    assert f"after {STEPS} of {STEPS} steps" in said
     for part in ("PGM", "MDLM", "times the speed", "3 pictures"):
         assert part in said
     with Image.open(tmp_path / "row.png") as picture:
@@ -91,7 +92,7 @@ def test_on_a_terminal_the_text_appears_in_its_place(folder, tmp_path, monkeypat
     assert "after 0 of" not in said
     assert "\x1b[" in said
     model = api.load(folder / "pgm")
-    ending = as_page(model, api.fill(model, GAPS, steps=5, seed=1, top_p=0.9)).split()[-1]
+    ending = as_page(model, api.fill(model, GAPS, steps=5, seed=1, top_p=0.9, revise=demo.ROUNDS)).split()[-1]
     assert ending in said
 
 
@@ -99,7 +100,7 @@ def test_a_model_that_is_not_there_is_passed_over(folder, tmp_path):
     said = shown(folder, tmp_path / "row.png", rival="absent", drawing="nothing")
     assert said.count("passed over: ") == 2
     assert "absent" in said
-    assert "after 5 of 5 steps" in said
+    assert f"after {STEPS} of {STEPS} steps" in said
     assert "times the speed" not in said
     assert not (tmp_path / "row.png").exists()
     with pytest.raises(ValueError, match=r"nothing to show: neither '.*a' nor '.*c' is there"):

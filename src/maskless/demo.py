@@ -17,12 +17,14 @@ from rich.text import Text as Line
 from maskless import api, pictures
 from maskless.checkpoint import Model
 from maskless.codec.text import TextCodec, parse_gaps
+from maskless.revision import steps_of
 from maskless.sampling import Step
 
 COLOURS = ("red", "yellow", "green", "cyan", "blue", "magenta")
 UNKNOWN = "·"
 STATIONS = 4  # how often a text is shown on its way where there is no terminal
-STORY_STEPS, FILL_STEPS, RACE_STEPS, PICTURE_STEPS = 128, 32, 32, 32
+STORY_STEPS, FILL_STEPS, RACE_STEPS, PICTURE_STEPS = 64, 32, 32, 32
+ROUNDS = 8  # in which a text is looked over again
 RACE_TEXTS, PICTURES, GUIDANCE = 4, 10, 8.0
 SECONDS = 6.0  # how long a text takes to appear on a terminal at least, so that eyes can follow
 
@@ -100,8 +102,8 @@ def _write(console: Console, model: Model, prompt: str, seed: int, top_p: float 
     given = (_lead(model) + codec.encode(prompt))[: length - 1]
     page = Page(codec, given + [0] * (length - len(given)), [i < len(given) for i in range(length)])
     steps = min(STORY_STEPS, length - len(given))
-    with _Watching(console, page, steps) as watching:
-        api.generate(model, 1, prompt=prompt, steps=steps, seed=seed, top_p=top_p, on_step=watching)
+    with _Watching(console, page, steps + sum(steps_of(steps, ROUNDS))) as watching:
+        api.generate(model, 1, prompt=prompt, steps=steps, seed=seed, top_p=top_p, revise=ROUNDS, on_step=watching)
 
 
 def _fill(console: Console, model: Model, text: str, seed: int, top_p: float | None) -> None:
@@ -109,8 +111,8 @@ def _fill(console: Console, model: Model, text: str, seed: int, top_p: float | N
     template = parse_gaps(codec, text)
     page = Page(codec, lead + template.tokens, [True] * len(lead) + template.known)
     steps = min(FILL_STEPS, template.known.count(False))
-    with _Watching(console, page, steps) as watching:
-        api.fill(model, text, steps=steps, seed=seed, top_p=top_p, on_step=watching)
+    with _Watching(console, page, steps + sum(steps_of(steps, ROUNDS))) as watching:
+        api.fill(model, text, steps=steps, seed=seed, top_p=top_p, revise=ROUNDS, on_step=watching)
 
 
 def _lead(model: Model) -> list[int]:
@@ -120,7 +122,7 @@ def _lead(model: Model) -> list[int]:
 
 
 class _Watching:
-    """Shows a page as it fills: in its place on a terminal, a few times otherwise."""
+    """Shows a page as it fills and is looked over: in its place on a terminal, a few times otherwise."""
 
     def __init__(self, console: Console, page: Page, steps: int):
         self.console, self.page, self.steps = console, page, steps

@@ -18,7 +18,8 @@ from maskless.nn import autocast
 from maskless.nn.causal import CausalTransformer
 from maskless.objective import bound
 from maskless.order import COUNTS, ORDERS
-from maskless.sampling import Filter, Step, Truncation, plan_causal, sample
+from maskless.revision import erased, steps_of
+from maskless.sampling import Filter, Plan, Step, Truncation, plan_causal, sample
 from maskless.sampling import plan as make_plan
 
 OnStep = Callable[[Step], None]
@@ -57,6 +58,7 @@ class How:
     order: str = "random"
     counts: str = "uniform"
     refresh: int = 1  # full context: encode all that is known in every r-th step only (faster, no longer exact)
+    revise: int = 0  # rounds in which the least likely tokens are decided again (better texts, no longer exact)
 
     def __post_init__(self) -> None:
         Truncation(temperature=self.temperature, top_k=self.top_k, top_p=self.top_p)
@@ -65,6 +67,8 @@ class How:
                 raise ValueError(f"unknown {what} {name!r}: expected one of {', '.join(table)}")
         if self.refresh < 1:
             raise ValueError(f"refresh {self.refresh} is out of range: expected 1 or more")
+        if self.revise < 0:
+            raise ValueError(f"revise {self.revise} is out of range: expected 0 (none) or more rounds")
         if not 0 <= self.seed < 1 << 63:
             raise ValueError(f"seed {self.seed} is out of range: expected 0 to {(1 << 63) - 1}")
 
@@ -84,7 +88,8 @@ def generate_texts(
 
     Sample i of a seed is the same whatever n is; `first` starts at another sample, so that processes can share a seed.
     At most `batch` samples are computed at once, which bounds the memory and changes nothing else.
-    The other keywords are those of `How`: steps, seed, temperature, top_k, top_p, order, counts, refresh.
+    The other keywords are those of `How`: steps, seed, temperature, top_k, top_p, order, counts, refresh,
+    revise.
     """
     settings, text = How(**how), _codec(model)
     context = model.config.length
@@ -208,25 +213,47 @@ def _sample(
     on_step: OnStep | None,
     before: Filter | None = None,
 ) -> Sampled:
+    """Decide the wanted tokens, in place: a draft, and then as many rounds of second thoughts as asked for."""
     truncation = Truncation(temperature=how.temperature, top_k=how.top_k, top_p=how.top_p)
     filter: Filter = truncation if before is None else _Both(before, truncation)
     unknown = int(wanted.sum(1).max())
     steps = min(32, unknown) if how.steps is None else how.steps
+    order, counts = ORDERS[how.order], COUNTS[how.counts]
     if isinstance(model.network, CausalTransformer):
         if how.steps not in (None, unknown):
             raise ValueError(f"a causal model takes one step per token ({unknown} here) from left to right")
+        if how.revise:
+            raise ValueError(f"revise {how.revise} with a causal model, which cannot go back: expected 0")
         plan = plan_causal(known, wanted)
     else:
-        order, counts = ORDERS[how.order], COUNTS[how.counts]
         plan = make_plan(known, wanted, keys, steps=steps, order=order, counts=counts)
-    if serves(model.network):
-        engine_of(model.network).sample(tokens, plan, keys, filter=filter, refresh=how.refresh, on_step=on_step)
-    else:
+    _follow(model, tokens, plan, keys, filter, how.refresh, on_step)
+    came, decided, done = plan.came(), plan.decided(), plan.steps
+    for number, steps in enumerate(steps_of(plan.steps, how.revise)):
+        own = row_keys(number + 1, keys)
         with _evaluating(model):
-            for step in sample(model.network, tokens, plan, keys, filter=filter):
-                if on_step is not None:
-                    on_step(step)
-    return Sampled(tokens, plan.came(), plan.decided())
+            again = erased(model.network, tokens, known, wanted, own, number=number, rounds=how.revise)
+        plan = make_plan(known | (wanted & ~again), again, own, steps=steps, order=order, counts=counts)
+        watch = None if on_step is None else _later(done, on_step)
+        _follow(model, tokens, plan, own, filter, how.refresh, watch)
+        came = torch.where(again, done + plan.came(), came)
+        new = plan.decided()
+        decided = [[p for p in old if not again[row, p]] + new[row] for row, old in enumerate(decided)]
+        done += plan.steps
+    return Sampled(tokens, came, decided)
+
+
+def _follow(
+    model: Model, tokens: Tensor, plan: Plan, keys: Tensor, filter: Filter, refresh: int, on_step: OnStep | None
+) -> None:
+    """Decide tokens as planned, in place."""
+    if serves(model.network):
+        engine_of(model.network).sample(tokens, plan, keys, filter=filter, refresh=refresh, on_step=on_step)
+        return
+    with _evaluating(model):
+        for step in sample(model.network, tokens, plan, keys, filter=filter):
+            if on_step is not None:
+                on_step(step)
 
 
 @contextmanager
@@ -243,6 +270,10 @@ def _evaluating(model: Model) -> Iterator[None]:
 
 def _numbered_from(begin: int, on_step: OnStep) -> OnStep:
     return lambda step: on_step(replace(step, rows=step.rows + begin))
+
+
+def _later(done: int, on_step: OnStep) -> OnStep:
+    return lambda step: on_step(replace(step, number=step.number + done))
 
 
 @dataclass(frozen=True)

@@ -77,6 +77,9 @@ def evaluate(
     temperature: Annotated[float | None, typer.Option(help="Default 1.")] = None,
     top_k: Annotated[int | None, typer.Option(help="Text, genppl: draw among the k most likely tokens.")] = None,
     top_p: Annotated[float | None, typer.Option(help="Text, genppl: draw from the nucleus.")] = None,
+    revise: Annotated[
+        int | None, typer.Option(help="Text, genppl: rounds that decide the least likely tokens again.")
+    ] = None,
     to: Annotated[
         Path | None,
         typer.Option("--out", help="A .json of the figures (text: of genppl); pictures: a .png of several beside."),
@@ -102,7 +105,7 @@ def evaluate(
     of_both: dict[str, Any] = {"steps": steps, "order": order, "counts": counts, "temperature": temperature, "out": to}
     of_text: dict[str, Any] = {"data": data, "split": split, "sequences": sequences, "what": what, "judge": judge}
     of_text |= {"texts": texts, "save-texts": save_texts, "length": length, "pairs": pairs}
-    of_text |= {"top-k": top_k, "top-p": top_p, "tokenizer": tokenizer}
+    of_text |= {"top-k": top_k, "top-p": top_p, "revise": revise, "tokenizer": tokenizer}
     of_pictures: dict[str, Any] = {"reference": reference, "features": features, "feature-input": feature_input}
     of_pictures |= {"save-statistics": save_statistics, "guidance": guidance, "schedule": schedule}
     if loaded.layout != "image":

@@ -33,6 +33,7 @@ GOES_WITH = {  # which measures an option concerns
     "temperature": DRAWING,
     "top-k": DRAWING,
     "top-p": DRAWING,
+    "revise": ("genppl",),
     "order": ("genppl",),
     "out": ("genppl",),
     "save-texts": ("genppl",),
@@ -55,8 +56,8 @@ class Asked:
     @property
     def how(self) -> dict[str, Any]:
         """How to draw, without the order and the steps."""
-        named = {"counts": "counts", "temperature": "temperature", "top-k": "top_k", "top-p": "top_p"}
-        found = {key: self.given[name] for name, key in named.items() if self.given.get(name) is not None}
+        names = ("counts", "temperature", "top-k", "top-p", "revise")
+        found = {n.replace("-", "_"): self.given[n] for n in names if self.given.get(n) is not None}
         return found | {"seed": self.seed}
 
 

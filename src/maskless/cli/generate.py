@@ -24,6 +24,7 @@ COUNTS = Annotated[
     typer.Option(help="Tokens per step: uniform (default), mdlm (its posterior); pictures: arccos (default)."),
 ]
 REFRESH = Annotated[int, typer.Option(help="Full context: encode it anew in every r-th step only; faster, not exact.")]
+REVISE = Annotated[int, typer.Option(help="Rounds that decide the least likely tokens again; better, not exact.")]
 
 
 def generate(
@@ -39,6 +40,7 @@ def generate(
     order: ORDER = None,
     counts: COUNTS = None,
     refresh: REFRESH = 1,
+    revise: REVISE = 0,
     tokenizer: TOKENIZER = None,
     as_json: JSON = False,
     label: Annotated[list[str] | None, typer.Option(help="Pictures: a class, by name or number; repeat it.")] = None,
@@ -56,7 +58,7 @@ def generate(
 
     loaded = api.load(model, tokenizer=tokenizer)
     how = _how(steps=steps, seed=seed, temperature=temperature, top_k=top_k, top_p=top_p, order=order, counts=counts)
-    of_text = {"prompt": prompt, "length": length, "refresh": refresh if refresh != 1 else None, "json": as_json}
+    of_text = {"prompt": prompt, "length": length, "refresh": refresh != 1, "revise": revise, "json": as_json}
     of_pictures = {"label": label, "guidance": guidance, "out": to, "gif": gif}
     if loaded.layout == "image":
         refuse(of_text, "text", "pictures")
@@ -64,7 +66,8 @@ def generate(
         return
     refuse(of_pictures, "pictures", "text")
     with show.watching("generating") as on_step:
-        texts = api.generate(loaded, n, prompt=prompt, length=length, refresh=refresh, on_step=on_step, **how)
+        how |= {"prompt": prompt, "length": length, "refresh": refresh, "revise": revise}
+        texts = api.generate(loaded, n, on_step=on_step, **how)
     for number, one in enumerate(texts):
         if as_json:
             print(json.dumps({"text": one, "tokens": one.tokens, "steps": one.steps, "order": one.order}))
@@ -88,6 +91,7 @@ def fill(
     order: ORDER = None,
     counts: COUNTS = None,
     refresh: REFRESH = 1,
+    revise: REVISE = 0,
     tokenizer: TOKENIZER = None,
     as_json: JSON = False,
     known: Annotated[Path | None, typer.Option(help="Pictures: a mask of the same size, white where it stays.")] = None,
@@ -110,13 +114,13 @@ def fill(
     loaded = api.load(model, tokenizer=tokenizer)
     how = _how(steps=steps, seed=seed, temperature=temperature, top_k=top_k, top_p=top_p, order=order, counts=counts)
     if loaded.layout == "image":
-        refuse({"refresh": refresh if refresh != 1 else None, "json": as_json}, "text", "pictures")
+        refuse({"refresh": refresh != 1, "revise": revise, "json": as_json}, "text", "pictures")
         pictures.fill(loaded, Path(what), known, box, label, to, compare, guidance=guidance, **how)
         return
     of_pictures = {"known": known, "box": box, "label": label, "guidance": guidance, "out": to, "compare": compare}
     refuse(of_pictures, "pictures", "text")
     with show.watching("filling") as on_step:
-        filled = api.fill(loaded, what, refresh=refresh, on_step=on_step, **how)
+        filled = api.fill(loaded, what, refresh=refresh, revise=revise, on_step=on_step, **how)
     if as_json:
         print(json.dumps({"text": filled, "tokens": filled.tokens, "steps": filled.steps, "order": filled.order}))
     else:

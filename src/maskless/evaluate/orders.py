@@ -100,7 +100,7 @@ def _along_confidence(network: Network, tokens: Tensor, planned: Plan, counted: 
 
 
 def drawing(model: Model, *, order: str = "random", length: int | None = None, **how: Any) -> Draw:
-    """What draws samples of a model in an order; how: temperature, top_p, top_k, counts, seed, of `texts.How`."""
+    """What draws samples of a model in an order; how: temperature, top_p, top_k, counts, seed, revise, of `How`."""
     names = NAMES | {"raster": "raster"}
     if order not in names:
         raise ValueError(f"unknown order {order!r}: expected one of {', '.join(NAMES)}")
@@ -108,6 +108,8 @@ def drawing(model: Model, *, order: str = "random", length: int | None = None, *
     causal = isinstance(model.network, CausalTransformer)
     if causal and order not in ("random", "left-to-right", "raster"):
         raise ValueError(f"a causal model draws from left to right, not by {order}")
+    if settings.revise and order == CONFIDENCE:
+        raise ValueError(f"revise {settings.revise} goes with a planned order, not with confidence: expected 0")
 
     def draw(first: int, n: int, steps: int) -> list[Sample]:
         if order == CONFIDENCE:

@@ -1,0 +1,139 @@
+"""Second thoughts: every decided token is judged without seeing itself, the least likely go, what is given stays."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from maskless import fill, generate
+from maskless.checkpoint import Model
+from maskless.codec.text import byte_codec
+from maskless.logits import row_keys
+from maskless.problems import Problems
+from maskless.revision import FIRST, LAST, erased, likelihoods, steps_of
+
+B, L, V = 3, 12, 5
+
+
+class Majority(nn.Module):
+    """A language of one repeated token: it answers with what most of the context is, and notes what it is asked."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.zeros(1))
+        self.asked: list[Problems] = []
+
+    def forward(self, problems: Problems) -> Tensor:
+        self.asked.append(problems)
+        owner = problems.offsets.owner
+        counts = torch.zeros(len(problems), V).index_put((owner, problems.tokens), torch.ones(len(owner)), True)
+        return 10.0 * counts[problems.target_offsets.owner]
+
+
+def rows() -> tuple[Tensor, Tensor, Tensor]:
+    """Tokens, those that are given, those that were decided; some places of the second row are neither."""
+    tokens = torch.tensor([[1] * L, [2] * L, [3] * L])
+    known, wanted = torch.zeros(B, L, dtype=torch.bool), torch.ones(B, L, dtype=torch.bool)
+    known[0, 2], known[1, :4] = True, True
+    wanted[:, :][known] = False
+    wanted[1, 9:] = False
+    return tokens, known, wanted
+
+
+def test_each_token_is_judged_by_the_given_ones_and_the_other_half_and_never_by_itself():
+    network, (tokens, known, wanted) = Majority(), rows()
+    likelihoods(network, tokens, known, wanted, row_keys(0, torch.arange(B)))
+    (problems,) = network.asked
+    context, target = torch.zeros(2, 2 * B, L, dtype=torch.long)
+    context.index_put_((problems.offsets.owner, problems.positions), torch.tensor(1), accumulate=True)
+    target.index_put_((problems.target_offsets.owner, problems.targets), torch.tensor(1), accumulate=True)
+    assert int(context.max()) == int(target.max()) == 1
+    assert torch.equal(context + target, (known | wanted).long().repeat(2, 1))
+    assert torch.equal(context * known.repeat(2, 1), known.long().repeat(2, 1))
+    assert torch.equal(target[:B] + target[B:], wanted.long())  # each once, in one of the two problems of its row
+    assert (target[:B].sum(1) - target[B:].sum(1)).abs().max() <= 1
+    assert torch.equal(problems.tokens, tokens.repeat(2, 1)[problems.offsets.owner, problems.positions])
+
+
+def test_it_is_the_log_probability_that_the_network_gives(network):
+    tokens = torch.randint(10, (B, 8), generator=torch.Generator().manual_seed(0))
+    known = torch.arange(8).expand(B, 8) < 2
+    noted = []
+    network.register_forward_hook(lambda module, args, answer: noted.append((args[0], answer.log_softmax(-1))))
+    found, expected = likelihoods(network, tokens, known, ~known, row_keys(0, torch.arange(B))), torch.zeros(B, 8)
+    ((problems, logs),) = noted
+    for log, row, position in zip(logs, problems.target_offsets.owner.tolist(), problems.targets, strict=True):
+        expected[row % B, position] = log[tokens[row % B, position]]
+    torch.testing.assert_close(found[~known], expected[~known])
+    assert (found[known] == torch.inf).all()
+
+
+@pytest.mark.parametrize("number", range(3))
+def test_the_least_likely_go_and_their_share_falls(number):
+    network, (tokens, known, wanted) = Majority(), rows()
+    strange = torch.zeros(B, L, dtype=torch.bool)
+    strange[0, 5] = strange[1, 6] = strange[2, 0] = True
+    tokens[strange] = 4
+    gone = erased(network, tokens, known, wanted, row_keys(0, torch.arange(B)), number=number, rounds=3)
+    share = (FIRST, (FIRST + LAST) / 2, LAST)[number]
+    assert gone.sum(1).tolist() == [math.ceil(share * n) for n in wanted.sum(1).tolist()]
+    assert (gone & strange).sum() == 3
+    assert not (gone & ~wanted).any()
+
+
+def model(tiny, kind: str = "ordered") -> Model:
+    return Model(tiny(kind, scale=0.25, vocab=257, length=24), byte_codec())
+
+
+def test_what_is_given_stays_and_steps_and_order_tell_what_came_last(tiny):
+    for kind in ("ordered", "position", "masked"):
+        seen = []
+        text = fill(model(tiny, kind), "ab[8]cd[9]", steps=5, seed=1, revise=3, on_step=seen.append)
+        assert text.tokens[:2] == [97, 98]
+        assert text.tokens[10:12] == [99, 100]
+        gaps = [i for i, step in enumerate(text.steps) if step >= 0]
+        assert sorted(text.order) == gaps == [*range(2, 10), *range(12, 21)]
+        last = {
+            int(p): (step.number, int(t)) for step in seen for p, t in zip(step.positions, step.tokens, strict=True)
+        }
+        assert {p: (text.steps[p], text.tokens[p]) for p in gaps} == last
+        assert [step.number for step in seen] == list(range(len(seen)))
+        assert [text.steps[p] for p in text.order] == sorted(text.steps[p] for p in text.order)
+        assert len(seen) == 5 + sum(steps_of(5, 3))
+
+
+def test_a_text_does_not_depend_on_those_beside_it(tiny):
+    one = model(tiny)
+    assert generate(one, 3, length=20, seed=2, revise=2)[0] == generate(one, 1, length=20, seed=2, revise=2)[0]
+    for steps in (None, 1, 9):
+        texts, how = ["a[9]", "ab[17]cdef"], {"seed": 2, "revise": 3, "steps": steps}
+        assert fill(one, texts, **how) == [fill(one, text, **how) for text in texts]
+
+
+def test_no_round_leaves_the_draft_and_a_round_changes_it(tiny):
+    one = model(tiny)
+    drafts, revised = (generate(one, 4, length=20, seed=3, revise=rounds) for rounds in (0, 4))
+    assert drafts == generate(one, 4, length=20, seed=3)
+    assert drafts != revised
+
+
+def test_rounds_that_cannot_be(tiny):
+    with pytest.raises(ValueError, match="revise -1 is out of range: expected 0"):
+        fill(model(tiny), "a[3]", revise=-1)
+    with pytest.raises(ValueError, match="revise 2 with a causal model, which cannot go back"):
+        generate(model(tiny, "causal"), 1, length=8, revise=2)
+
+
+def test_second_thoughts_mend_what_contradicts_itself():
+    """Drafts of the language of one repeated token, with a third of other tokens: rounds leave the one."""
+    network, keys = Majority(), row_keys(0, torch.arange(B))
+    tokens = torch.tensor([[1, 4, 1, 1, 0, 1, 1, 2, 1, 3, 1, 1]] * B)
+    known, wanted = torch.zeros(B, L, dtype=torch.bool), torch.ones(B, L, dtype=torch.bool)
+    for number in range(4):
+        gone = erased(network, tokens, known, wanted, row_keys(number, keys), number=number, rounds=4)
+        for row in range(B):
+            tokens[row, gone[row]] = tokens[row, ~gone[row]].mode().values
+    assert (tokens == 1).all()
