@@ -207,6 +207,31 @@ def test_what_a_cancelled_row_had_kept_is_given_back(make):
         time.sleep(0.002)
 
 
+@pytest.mark.parametrize("kind", ["pgm", "ordered"])
+def test_rows_that_begin_a_round_share_a_call_that_counts(make, kind):
+    host = make(kind)
+    gate = Gate(host)
+    first = Waiter(host, "the [16] .", steps=4, n=3, revise=2)
+    gate.let(100)
+    first.wait()
+    assert gate.sizes == [3] * 6  # 4 of the draft, and one of each round
+    assert host.batcher.counts.steps == 6 + 2
+    assert host.batcher.counts.tokens == 3 * (16 + 2 + 1)
+
+
+def test_a_round_that_cannot_begin_is_the_fault_of_one(make):
+    host = make("ordered")
+    how = {"text": "the [16] .", "steps": 4, "revise": 2}
+    alone = Waiter(host, **how, seed=1).wait().rows[0].tokens.tolist()
+    gate, quick = Gate(host), host.batcher.answers.erased
+    good, bad = Waiter(host, **how, seed=1), Waiter(host, **how, seed=2)
+    host.batcher.answers.erased = lambda rows: 1 / 0 if bad.rows[0] in rows else quick(rows)
+    gate.let(100)
+    assert "division" in str(bad.wait().error)
+    assert good.wait().error is None
+    assert good.rows[0].tokens.tolist() == alone
+
+
 def test_who_finds_a_free_seat_does_not_wait(make):
     host = make(batch=4, queue=1)
     gate = Gate(host)

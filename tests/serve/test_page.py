@@ -10,9 +10,10 @@ playwright = pytest.importorskip("playwright.sync_api", reason="needs playwright
 expect = playwright.expect
 
 
-def fill(page, text="anna gives [4] to ___ .", steps=5):
+def fill(page, text="anna gives [4] to ___ .", steps=5, thoughts=0):
     page.locator("#prompt").fill(text)
     slide(page, "#steps", steps)
+    page.get_by_label("Second thoughts").fill(str(thoughts))
     page.keyboard.press("Control+Enter")
     expect(page.locator("#facts")).to_contain_text("steps")
     expect(page.locator("#resample")).to_be_enabled()
@@ -47,8 +48,44 @@ def test_blanks_are_filled_and_the_scrubber_replays(visit, shots):
     assert words(page) == done  # the same seed
 
 
+def test_second_thoughts_land_again_and_the_scrubber_shows_the_first(visit, server, shots):
+    page = visit()
+    expect(page.get_by_label("Second thoughts")).to_have_value("4")
+    fill(page, "anna [30] .", steps=10, thoughts=4)
+    expect(page.locator("#facts")).to_contain_text("30 tokens in 16 steps")
+    assert page.locator("#paper .tok.gap").count() == 0
+    how = {"temperature": 0.9, "top_p": 0.95, "seed": 0}
+    done = words(page)
+    page.screenshot(path=shots / "thoughts.png")
+    for revise, step in ((0, 10), (4, 16)):
+        body = {"text": "anna [30] .", "steps": 10, "revise": revise} | how
+        (text,) = server.post("/v1/fill", body).json["texts"]
+        slide(page, "#scrub", step)
+        expect(page.locator("#scrub-at")).to_have_text(f"step {step} of 16")
+        assert words(page) == [piece.strip() or "¶" for piece in text["pieces"]]
+        if not revise:
+            assert words(page) != done
+    slide(page, "#scrub", 5)
+    assert 0 < page.locator("#paper .tok.gap").count() < 30
+    made = page.locator("#paper .tok.made").first
+    made.click()  # a token is taken in hand as it is at the end
+    expect(page.locator("#scrub-at")).to_have_text("step 16 of 16")
+    assert words(page) == done
+
+
+def test_second_thoughts_are_for_an_order_that_is_known_beforehand(visit):
+    page = visit()
+    page.get_by_label("Order").first.select_option("confidence")
+    expect(page.get_by_label("Second thoughts")).to_be_disabled()
+    page.locator("#prompt").fill("anna [6] .")
+    page.locator("#go").click()
+    expect(page.locator("#facts")).to_contain_text("6 tokens in 6 steps")
+    expect(page.get_by_role("alert")).to_be_hidden()
+
+
 def test_tokens_land_one_step_after_the_other(visit):
     page = visit(reduced_motion="no-preference")
+    page.get_by_label("Second thoughts").fill("0")
     page.locator("#prompt").fill("anna gives [9] .")
     slide(page, "#steps", 9)
     page.locator("#go").click()
@@ -128,7 +165,8 @@ def test_the_keyboard_and_a_screen_reader_have_all_of_it(visit):
     expect(page.get_by_role("dialog")).to_be_hidden()
     assert page.evaluate("() => document.activeElement.getAttribute('aria-label')") == focused
     expect(page.locator("#status")).to_contain_text("Done: anna gives")
-    for role, name in (("slider", "Steps"), ("slider", "Temperature"), ("slider", "Nucleus"), ("combobox", "Order")):
+    named = {"Steps": "slider", "Temperature": "slider", "Nucleus": "slider", "Order": "combobox"}
+    for name, role in (named | {"Second thoughts": "spinbutton"}).items():
         assert page.get_by_role(role, name=name).count() == 1
     unnamed = """() => [...document.querySelectorAll('button, input, select, textarea, canvas')].filter(x =>
         !(x.labels && x.labels.length) && !x.getAttribute('aria-label') && !x.textContent.trim()).map(x => x.id)"""

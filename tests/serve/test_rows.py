@@ -13,7 +13,7 @@ import maskless
 from maskless.serve import pictures, texts
 from maskless.serve.answers import Anew, Kept, answers_of
 from maskless.serve.host import Host, Limits
-from maskless.serve.rows import Row, advance, batches
+from maskless.serve.rows import Row, advance, batches, due, reconsider
 
 TEMPLATES = ["the [3] cat [5] .", "anna gives [6]", "[9] so ben has the red ball .", "first [1] then [2] , [4]"]
 
@@ -44,6 +44,8 @@ def finish(host, rows: list[Row], late: list[Row] = ()) -> None:
         if late:
             active.append(late.pop())
         answers.keep(active)
+        for group in due(active, host.vocab):
+            reconsider(group, answers)
         for group in batches(active, host.vocab):
             advance(group, answers, rules)
         active = [row for row in active if not row.done]
@@ -54,23 +56,51 @@ def fill_rows(host, text: str, **how) -> list[Row]:
 
 
 @pytest.mark.parametrize("order", ["random", "raster"])
-@pytest.mark.parametrize("how", [{}, {"top_p": 0.8, "temperature": 0.7}, {"top_k": 3}, {"temperature": 0.0}])
+@pytest.mark.parametrize(
+    "how",
+    [{}, {"top_p": 0.8, "temperature": 0.7}, {"top_k": 3}, {"temperature": 0.0}, {"revise": 2, "counts": "mdlm"}],
+)
 def test_a_row_is_what_the_library_fills(host, order, how):
     for seed, text in enumerate(TEMPLATES):
         (row,) = fill_rows(host, text, steps=4, seed=seed, order=order, **how)
-        steps = row.steps
+        steps = row.plan.steps
         finish(host, [row])
         own = maskless.fill(host.model, text, steps=steps, seed=seed, order=order, **how)
         assert row.tokens.tolist() == own.tokens
         assert row.came == own.steps
 
 
-def test_generated_texts_are_those_of_the_library(host):
-    gapped = texts.from_prompt(host, "anna has", 20)
-    rows = texts.rows_of(host, gapped, texts.Settings(n=5, steps=7, seed=3, counts="mdlm"))
+@pytest.mark.parametrize("revise", [0, 2])
+def test_generated_texts_are_those_of_the_library(host, revise):
+    gapped = texts.from_prompt(host, "anna has", 40)
+    how = {"steps": 11, "seed": 3, "counts": "mdlm", "revise": revise}
+    rows = texts.rows_of(host, gapped, texts.Settings(n=5, **how))
     finish(host, rows)
-    own = maskless.generate(host.model, 5, prompt="anna has", length=20, steps=7, seed=3, counts="mdlm")
+    own = maskless.generate(host.model, 5, prompt="anna has", length=40, **how)
     assert [row.tokens.tolist() for row in rows] == [text.tokens for text in own]
+    assert [row.came for row in rows] == [text.steps for text in own]
+
+
+def test_second_thoughts_go_on_counting(host):
+    """The draft is that of a row without them; what each round decides again was decided before."""
+    how = {"text": "[40]", "steps": 10, "seed": 4}
+    (draft,), (row,) = fill_rows(host, **how), fill_rows(host, revise=3, **how)
+    finish(host, [draft])
+    answers, rules, landed = answers_of(host.model, host._rules()), host._rules(), []
+    while not row.done:
+        answers.keep([row])
+        if row.due:
+            if not row.round:
+                assert row.tokens.tolist() == draft.tokens.tolist()
+            reconsider([row], answers)
+        landed += advance([row], answers, rules)
+    assert [one.step for one in landed] == list(range(10 + 2 + 1 + 1))
+    assert row.steps == len(landed)
+    assert [len(one.tokens) for one in landed[10:]] == [2, 3, 4, 3]
+    last = {place: (one.step, token) for one in landed for place, token in zip(one.positions, one.tokens, strict=True)}
+    given = len(row.tokens) - 40
+    assert [last[place][0] for place in sorted(last)] == row.came[given:]
+    assert [last[place][1] for place in sorted(last)] == row.tokens[given:].tolist()
 
 
 def test_rows_do_not_depend_on_who_shares_their_steps(host):
@@ -86,9 +116,12 @@ def test_rows_do_not_depend_on_who_shares_their_steps(host):
             "top_p": rng.choice([None, 0.5, 0.9]),
             "top_k": rng.choice([None, 4]),
             "counts": rng.choice(["uniform", "mdlm", "arccos"]),
+            "revise": rng.choice([0, 1, 3]),
         }
         for _ in range(40)
     ]
+    for how in kinds:
+        how["revise"] *= how["order"] != "confidence"
     alone = [row for how in kinds for row in fill_rows(host, **how)]
     for row in alone:
         finish(host, [row])
@@ -154,6 +187,8 @@ def test_a_causal_model_writes_from_left_to_right(keeping):
         assert [row.tokens.tolist() for row in some] == [text.tokens for text in own]
     with pytest.raises(ValueError, match="cannot fill a gap"):
         fill_rows(host, "anna [2] ball")
+    with pytest.raises(ValueError, match="revise 2 with ar, which writes from left to right: expected 0"):
+        fill_rows(host, "anna [2]", revise=2)
 
 
 def test_what_was_encoded_is_kept_where_it_stays_valid(models, keeping):

@@ -74,6 +74,24 @@ def test_each_token_is_told_with_the_step_of_its_own_text(server):
     assert told == came
 
 
+def test_second_thoughts_are_those_of_the_library_and_of_the_stream(server, models):
+    body = {"text": "anna [16] the ___ .", "steps": 8, "seed": 2, "revise": 3}
+    whole = server.post("/v1/fill", body).json
+    own = maskless.fill(models["pgm"], "anna [16] the [3] .", steps=8, seed=2, revise=3)
+    assert whole["texts"][0]["tokens"] == own.tokens
+    assert whole["texts"][0]["came"] == own.steps
+    (_, opening), *steps, (_, done) = server.post("/v1/fill", body | {"stream": True}).events
+    assert opening["steps"] == whole["steps"] == len(steps) == 8 + 1 + 1 + 1
+    assert [step["step"] for _, step in steps] == list(range(len(steps)))
+    last = {one["position"]: (step["step"], one) for _, step in steps for one in step["decided"]}
+    (text,) = done["texts"]
+    assert text == whole["texts"][0]
+    for i, (step, one) in last.items():
+        assert (step, one["token"]) == (text["came"][i], text["tokens"][i])
+        assert one["probability"] == text["probabilities"][i]
+    assert sum(len(step["decided"]) for _, step in steps) > len(last) == 19
+
+
 def test_alternatives_are_probabilities_that_fall(server):
     text = server.post("/v1/fill", {"text": "anna [4] the ___ .", "seed": 5}).json["texts"][0]
     body = {"tokens": text["tokens"], "position": 2, "k": 100}
@@ -111,6 +129,7 @@ def test_a_completion_without_a_seed_is_that_of_seed_0(server):
 def test_a_streamed_completion_is_the_whole_one(server, order, stop):
     for seed in range(4):
         body = {"prompt": "anna", "max_tokens": 12, "order": order, "steps": 12, "stop": stop, "seed": seed}
+        body["revise"] = 0 if order == "confidence" else seed
         whole = server.post("/v1/completions", body).json["choices"][0]
         lines = server.post("/v1/completions", body | {"stream": True}).body.decode().split("\n\n")
         assert lines[-2:] == ["data: [DONE]", ""]

@@ -4,7 +4,7 @@ A network with ordered context, or a causal one, never changes what it has encod
 and a step costs only the tokens that are new and those that are asked for. Any other network reads all that is known in
 every step.
 
-Shapes: U targets of a step, V vocabulary.
+Shapes: B rows, L length, U targets of a step, V vocabulary.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ from dataclasses import replace
 
 import torch
 from torch import Tensor
+from torch.nn.utils.rnn import pad_sequence
 
 from maskless import logits as lg
 from maskless.checkpoint import Model
@@ -21,6 +22,7 @@ from maskless.engine import Engine, serves
 from maskless.engine.seats import Ask, Seats, keeps
 from maskless.nn import Network, autocast
 from maskless.problems import Offsets, Problems
+from maskless.revision import erased
 from maskless.sampling import guided
 from maskless.serve.rows import Answers, Row, Rules
 
@@ -30,20 +32,36 @@ KEPT = 1 << 32  # bytes of keys and values that the rows of a model may keep tog
 def answers_of(model: Model, rules: Rules) -> Answers:
     """The cheapest that gives the network's own answers."""
     if not serves(model.network):
-        return Anew(_plain(model), rules)
+        return Anew(model, rules, _plain(model))
     engine = Engine(model.network)
     if keeps(engine):
-        return Kept(Seats(engine, int(model.config.length), KEPT), rules)
-    return Anew(engine.answer, rules)
+        return Kept(model, rules, Seats(engine, int(model.config.length), KEPT))
+    return Anew(model, rules, engine.answer)
 
 
-class Anew:
+class _Reviser:
+    """What finished drafts make least likely is found as `texts.fill_text` does it: by the network itself."""
+
+    def __init__(self, model: Model, rules: Rules):
+        self.model, self.rules = model, rules
+
+    def erased(self, rows: Sequence[Row]) -> Tensor:
+        parts = zip(*((row.tokens, row.known, row.wanted) for row in rows), strict=True)
+        tokens, known, wanted = (pad_sequence(list(some), batch_first=True) for some in parts)  # (B, L)
+        number, rounds = rows[0].round, rows[0].revise
+        keys = torch.stack([row.keys[number + 1] for row in rows])
+        with autocast(self.model.device):
+            return erased(self.model.network, tokens, known, wanted, keys, number=number, rounds=rounds)
+
+
+class Anew(_Reviser):
     """Every step is a call of the network with all that is known."""
 
     room = 1 << 30
 
-    def __init__(self, network: Network, rules: Rules):
-        self.network, self.rules = network, rules
+    def __init__(self, model: Model, rules: Rules, network: Network):
+        super().__init__(model, rules)
+        self.network = network
 
     def logits(self, rows: Sequence[Row]) -> Tensor:
         weights, dropped = torch.tensor([row.weight for row in rows]), self.rules.dropped
@@ -54,11 +72,12 @@ class Anew:
         """Nothing is kept."""
 
 
-class Kept:
+class Kept(_Reviser):
     """Every row has a seat; a guided one has two, the second for its logits without the label."""
 
-    def __init__(self, seats: Seats, rules: Rules):
-        self.seats, self.rules = seats, rules
+    def __init__(self, model: Model, rules: Rules, seats: Seats):
+        super().__init__(model, rules)
+        self.seats = seats
 
     @property
     def room(self) -> int:
@@ -76,7 +95,7 @@ class Kept:
         return torch.cat([_guided(row, own, without.get(row)) for row, own in zip(rows, parts, strict=False)])
 
     def keep(self, rows: Sequence[Row]) -> None:
-        self.seats.keep({(row, twin) for row in rows for twin in (False, True)})
+        self.seats.keep({(row, twin) for row in rows if not row.due for twin in (False, True)})
 
 
 def _ask(row: Row, label: int | None, twin: bool = False) -> Ask:

@@ -13,7 +13,7 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
-from maskless.serve.rows import Answers, Landed, Row, Rules, advance, batches
+from maskless.serve.rows import Answers, Landed, Row, Rules, advance, batches, due, reconsider
 from maskless.serve.turns import Turns
 
 log = logging.getLogger("maskless.serve")
@@ -142,8 +142,10 @@ class Batcher:
             rows = [seat.row for seat in self.seats]
             try:
                 self.answers.keep(rows)
-                for group in batches(rows, self.vocab):
-                    self._step(group)
+                for group in due(rows, self.vocab):
+                    self._step(group, self._reconsider)
+                for group in batches([seat.row for seat in self.seats], self.vocab):
+                    self._step(group, self._advance)
                 if not self.seats:
                     self.answers.keep([])
             except Exception as error:  # whatever it was, nobody waits for ever
@@ -189,7 +191,15 @@ class Batcher:
             if job.started == len(job.rows):
                 self.pending.popleft()
 
-    def _step(self, group: list[Row]) -> None:
+    def _advance(self, group: list[Row]) -> list[Landed]:
+        return advance(group, self.answers, self.rules)
+
+    def _reconsider(self, group: list[Row]) -> list[Landed]:
+        reconsider(group, self.answers)
+        return []
+
+    def _step(self, group: list[Row], take: Callable[[list[Row]], list[Landed]]) -> None:
+        """Take a step of these rows; it lands something in each of them, or nothing in any."""
         seats = {id(seat.row): seat for seat in self.seats}
         group = [row for row in group if id(row) in seats]  # their job may have failed in another group
         if not group:
@@ -197,7 +207,7 @@ class Batcher:
         try:
             with self.turns.turn(self.name):
                 begin = time.perf_counter()
-                landed = advance(group, self.answers, self.rules)
+                landed = take(group)
                 self.counts.seconds += time.perf_counter() - begin
         except Exception as error:
             log.exception("a step of %d rows failed", len(group))
@@ -207,13 +217,13 @@ class Batcher:
                 self._fail(set(jobs), error)
                 return
             for job in jobs:  # one by one: it may be the fault of one of them, or of all being too much at once
-                self._step([row for row in group if seats[id(row)].job is job])
+                self._step([row for row in group if seats[id(row)].job is job], take)
             return
         self.counts.steps += 1
         self.counts.rows += len(group)
         self.counts.tokens += sum(len(one.tokens) for one in landed)
         of_jobs: dict[Job, list[tuple[int, Landed]]] = {}
-        for row, one in zip(group, landed, strict=True):
+        for row, one in zip(group, landed, strict=False):
             seat = seats[id(row)]
             of_jobs.setdefault(seat.job, []).append((seat.number, one))
             seat.job.finished += row.done

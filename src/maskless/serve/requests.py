@@ -18,6 +18,9 @@ TopP = Annotated[
 Name = Annotated[str | None, Field(max_length=200, description="One of GET /v1/models. Default: the first that fits.")]
 Counts = Literal["uniform", "mdlm", "arccos", "arccos-after-one"]
 TextOrder = Literal["random", "raster", "confidence"]
+Revise = Annotated[
+    int, Field(ge=0, le=16, description="Rounds that decide the least likely tokens again; their steps count too.")
+]
 Token = Annotated[int, Field(ge=0, lt=1 << 31)] | None
 Stream = Annotated[bool, Field(description="Send each step as it is decided, as server-sent events.")]
 
@@ -41,13 +44,14 @@ class Sampling(Request):
 class TextSampling(Sampling):
     order: Annotated[TextOrder, Field(description="confidence: what is surest first.")] = "random"
     counts: Annotated[Counts, Field(description="How many tokens in each step.")] = "uniform"
+    revise: Revise = 0
     n: Annotated[int, Field(ge=1, le=1024, description="How many texts.")] = 1
 
 
 class GenerateRequest(TextSampling):
     """Texts that begin with a prompt."""
 
-    model_config = ConfigDict(json_schema_extra={"examples": [{"prompt": "", "length": 32, "steps": 8, "seed": 0}]})
+    model_config = ConfigDict(json_schema_extra={"examples": [{"prompt": "", "length": 32, "steps": 8, "revise": 4}]})
     prompt: Annotated[str, Field(max_length=1 << 18)] = ""
     length: Annotated[
         int | None, Field(ge=1, le=1 << 20, description="Tokens in all. Default: the model's context.")
@@ -86,7 +90,7 @@ class AlternativesRequest(Request):
 
 
 class CompletionRequest(Request):
-    """What OpenAI's completions take, as far as it has a meaning here; `steps` and `order` are ours."""
+    """What OpenAI's completions take, as far as it has a meaning here; `steps`, `order` and `revise` are ours."""
 
     model_config = ConfigDict(
         json_schema_extra={"examples": [{"prompt": "The cat", "suffix": " the mat.", "max_tokens": 8, "seed": 0}]}
@@ -104,6 +108,7 @@ class CompletionRequest(Request):
     echo: bool = False
     steps: Steps = None
     order: TextOrder = "random"
+    revise: Revise = 0
     user: Annotated[str | None, Field(max_length=500)] = None
     best_of: Literal[1] | None = None
     logprobs: None = None
@@ -171,7 +176,7 @@ class FilledText(BaseModel):
     text: str
     tokens: list[int]
     pieces: list[str]
-    came: Annotated[list[int], Field(description="The step that decided each token, -1 where it was given.")]
+    came: Annotated[list[int], Field(description="The last step that decided each token, -1 where it was given.")]
     probabilities: Annotated[
         list[float | None], Field(description="Of each decided token under the model, before temperature and nucleus.")
     ]

@@ -167,8 +167,8 @@ class _Completion:
         """What can be said by now: the text as far as it is decided without a hole."""
         tokens = row.tokens.tolist()
         hole = next((i for i in self.gap if row.came[i] < 0), None)
-        if hole is None:
-            return None  # the last chunk says the rest
+        if hole is None or self.body.revise:
+            return None  # the last chunk says the rest, or all where a token may change
         text, reason = self._text(tokens[:hole])
         held = max((len(stop) for stop in self.stops), default=0)  # a stop may have begun
         text = text if reason == "stop" else text[: max(0, len(text.rstrip("\ufffd")) - held)]

@@ -1,14 +1,15 @@
 """Rows on their way: sequences of different lengths, plans and progress that take one step together.
 
 A row owns its plan, its key and its filter. Every random number it uses depends on its key alone, so that its tokens
-are the same whoever shares the step (up to the rounding of float32 in a batch of another shape).
+are the same whoever shares the step (up to the rounding of float32 in a batch of another shape). A row that has second
+thoughts goes on where its plan ends, with a new plan for what it erased; its steps are counted on.
 
 Shapes: B rows, L length of a row, K steps of its plan, U targets of a step, V vocabulary.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -17,6 +18,7 @@ from torch import Tensor
 
 from maskless import logits as lg
 from maskless.problems import Offsets
+from maskless.revision import steps_of
 from maskless.sampling import DRAW, NOISE, Plan, Truncation
 
 CELLS = 1 << 25  # logits of one call: what more rows would need waits for the next call
@@ -57,6 +59,9 @@ class Row:
     label: int | None = None
     weights: Sequence[float] = ()  # of the guidance, in each step
     top: int = 0  # keep so many alternatives of each decided token
+    revise: int = 0  # rounds of second thoughts after the draft
+    replan: Callable[..., Plan] | None = None  # of a round: (known, wanted, keys, steps=)
+    round: int = 0  # the one under way, 0 for the draft
     number: int = 0  # the step that comes next
     came: list[int] = field(default_factory=list)  # of each position: the step that decided it, -1 where it was given
     probability: list[float | None] = field(default_factory=list)
@@ -65,17 +70,23 @@ class Row:
     def __post_init__(self) -> None:
         self.order, self.ends = self.plan.order[0].clone(), self.plan.ends[0].tolist()
         self.came, self.probability = [-1] * len(self.tokens), [None] * len(self.tokens)
+        self.wanted = self.plan.came()[0] >= 0  # (L,)
+        self.known = torch.zeros_like(self.wanted).index_fill(0, self.order[: self.ends[0]], True)  # (L,) given
+        self.rounds = [self.plan.steps, *steps_of(self.plan.steps, self.revise)]  # steps of each
+        self.keys = [self.key, *(lg.row_keys(number + 1, self.key) for number in range(self.revise))]
+        self.steps = sum(self.rounds)
         self._skip()
         self.cold = self.number + self.warmup  # the first step that is not warmed
         self.noises = (self.noise * (1 - self.plan.progress()[0])).tolist() if self.noise else None
 
     @property
-    def steps(self) -> int:
-        return len(self.ends) - 1
-
-    @property
     def done(self) -> bool:
         return self.number >= self.steps
+
+    @property
+    def due(self) -> bool:
+        """Whether the next round has to begin: it is not known yet what that decides."""
+        return not self.done and self.number == len(self.ends) - 1
 
     @property
     def start(self) -> int:
@@ -91,6 +102,11 @@ class Row:
     def asked(self) -> Tensor:
         """The positions that the step asks about."""
         return self.order[self.start : self.end]
+
+    @property
+    def size(self) -> int:
+        """How many positions the next call is about; a round that begins looks at all that were decided."""
+        return int(self.wanted.sum()) if self.due else self.end - self.start
 
     @property
     def weight(self) -> float:
@@ -114,9 +130,21 @@ class Row:
         self._skip()
         return landed
 
+    def next_plan(self, erased: Tensor) -> Plan:
+        """What the next round does, which decides these positions (L,) again."""
+        assert self.replan is not None
+        known, number = self.known | (self.wanted & ~erased), self.round + 1
+        return self.replan(known[None], erased[None], self.keys[number][None], steps=self.rounds[number])
+
+    def begin(self, made: Plan) -> None:
+        """Begin the next round; what it decides again keeps its token until then."""
+        self.round += 1
+        self.order, self.ends[self.number :] = made.order[0], made.ends[0].tolist()
+        self._skip()
+
     def _skip(self) -> None:
         """Steps may be empty: they cost nothing."""
-        while not self.done and self.ends[self.number] == self.ends[self.number + 1]:
+        while self.number < len(self.ends) - 1 and self.ends[self.number] == self.ends[self.number + 1]:
             self.number += 1
 
 
@@ -132,8 +160,12 @@ class Answers(Protocol):
         """Logits at what the next step of each row asks about, guided where it is.  -> (U, V) float32"""
         ...
 
+    def erased(self, rows: Sequence[Row]) -> Tensor:
+        """What rows that are due erase, all in the same round of as many.  -> (B, L) bool"""
+        ...
+
     def keep(self, rows: Sequence[Row]) -> None:
-        """All other rows have left."""
+        """All other rows have left, and what was encoded of those that are due has changed."""
         ...
 
 
@@ -142,13 +174,30 @@ def batches(rows: Sequence[Row], vocab: int, cells: int = CELLS) -> list[list[Ro
     groups: list[list[Row]] = []
     room = 0
     for row in rows:
-        needed = (row.end - row.start) * vocab
+        needed = row.size * vocab
         if not groups or needed > room:
             groups.append([])
             room = cells
         groups[-1].append(row)
         room -= needed
     return groups
+
+
+def due(rows: Sequence[Row], vocab: int) -> list[list[Row]]:
+    """The rows whose next round has to begin, in groups that can share a call."""
+    alike: dict[tuple[int, int], list[Row]] = {}
+    for row in rows:
+        if row.due:
+            alike.setdefault((row.round, row.revise), []).append(row)
+    return [group for some in alike.values() for group in batches(some, vocab)]
+
+
+def reconsider(rows: Sequence[Row], answers: Answers) -> None:
+    """Begin the next round of rows that are due in the same one, by one call; rows change only if all is well."""
+    erased = answers.erased(rows)  # (B, L)
+    plans = [row.next_plan(some[: len(row.tokens)]) for row, some in zip(rows, erased, strict=True)]
+    for row, made in zip(rows, plans, strict=True):
+        row.begin(made)
 
 
 @torch.no_grad()
@@ -179,7 +228,7 @@ def _columns(row: Row) -> int:
 def _draw(logits: Tensor, rows: Sequence[Row], owner: Tensor, positions: Tensor, rules: Rules) -> Tensor:
     """A token for each target: ids ruled out, then warmth, then the truncation of its row.  -> (U,) on the CPU"""
     device = logits.device
-    keys = torch.stack([row.key for row in rows])
+    keys = torch.stack([row.keys[row.round] for row in rows])
     columns = positions + torch.tensor([_columns(row) for row in rows])[owner]
     u = lg.uniforms(keys[owner], columns, DRAW)
     u = (u.float() if device.type == "mps" else u).to(device)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
@@ -12,6 +13,7 @@ import torch
 from maskless.codec.text import parse_gaps
 from maskless.logits import row_keys
 from maskless.order import COUNTS, ORDERS
+from maskless.revision import steps_of
 from maskless.sampling import Truncation, plan, plan_causal
 from maskless.serve.host import Host
 from maskless.serve.rows import Landed, Row
@@ -32,6 +34,7 @@ class Settings:
     top_p: float | None = None
     order: str = "random"
     counts: str = "uniform"
+    revise: int = 0
     n: int = 1
 
 
@@ -106,15 +109,14 @@ def rows_of(host: Host, gapped: Gapped, settings: Settings) -> list[Row]:
     if needed > host.limits.steps:
         raise ValueError(f"{needed} steps are more than the server allows: {host.limits.steps}")
     steps = min(asked, unknown)
+    _check_rounds(host, settings, steps)
     if host.causal and settings.order not in ("random", "raster"):
         raise ValueError(f"{host.name} writes from left to right: expected the order raster")
+    order = ORDERS.get(settings.order, ORDERS["random"])
+    planned = partial(plan, order=order, counts=COUNTS[settings.counts])
     rows = []
     for key in keys:
-        if host.causal:
-            made = plan_causal(known, ~known)
-        else:
-            order = ORDERS.get(settings.order, ORDERS["random"])
-            made = plan(known, ~known, key[None], steps=steps, order=order, counts=COUNTS[settings.counts])
+        made = plan_causal(known, ~known) if host.causal else planned(known, ~known, key[None], steps=steps)
         confident = settings.order == "confidence"
         rows.append(
             Row(
@@ -124,9 +126,24 @@ def rows_of(host: Host, gapped: Gapped, settings: Settings) -> list[Row]:
                 truncation=truncation,
                 spaced=gapped.spaced,
                 confident=confident,
+                revise=settings.revise,
+                replan=planned,
             )
         )
     return rows
+
+
+def _check_rounds(host: Host, settings: Settings, steps: int) -> None:
+    """Whether a draft of so many steps may have the second thoughts that are asked for."""
+    revise, most = settings.revise, host.limits.steps
+    if not revise:
+        return
+    if host.causal:
+        raise ValueError(f"revise {revise} with {host.name}, which writes from left to right: expected 0")
+    if settings.order == "confidence":
+        raise ValueError(f"revise {revise} with the order confidence: expected 0, or another order")
+    if (needed := steps + sum(steps_of(steps, revise))) > most:
+        raise ValueError(f"{steps} steps and revise {revise} make {needed}, more than the server allows: {most}")
 
 
 def opening(host: Host, gapped: Gapped, rows: Sequence[Row]) -> dict[str, Any]:

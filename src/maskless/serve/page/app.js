@@ -37,7 +37,7 @@ function choose(name) {
   }
   $("texts").hidden = name === "pictures";
   $("texts-field").hidden = name !== "race";
-  $("pace-field").hidden = name === "race";
+  $("pace-field").hidden = $("revise-field").hidden = name === "race";
   $("model-field").hidden = name !== "write" || $("model").length < 2;
   if (name === "write") write.labels();
   if (name === "race") $("go-label").textContent = race.busy() ? "Stop" : "Race";

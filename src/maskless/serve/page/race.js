@@ -59,7 +59,7 @@ export async function race() {
   $("verdict").textContent = "They are off …";
   try {
     const [path, body] = asked(lanes[0].model);
-    const whole = { ...body, ...settings(), n: Number($("many").value) };
+    const whole = { ...body, ...settings(), revise: 0, n: Number($("many").value) };
     await Promise.all(lanes.map((lane) => lane.run(path, whole, control.signal)));
     judge();
   } catch (error) {

@@ -10,8 +10,12 @@ let paper, replay, running = null, opened = -1, models = [];
 export function settings() {
   const top = Number($("nucleus").value);
   const order = $("order").value;
-  return { steps: Number($("steps").value), temperature: Number($("temperature").value), top_p: top < 1 ? top : null, order, seed: seedOf("seed") };
+  const revise = $("revise").disabled ? 0 : Number($("revise").value);
+  return { steps: Number($("steps").value), temperature: Number($("temperature").value), top_p: top < 1 ? top : null, order, revise, seed: seedOf("seed") };
 }
+
+// Second thoughts need a model that can go back, and an order that is known beforehand.
+function able() { $("revise").disabled = !current().any_order || $("order").value === "confidence"; }
 
 // What the prompt asks for: a fill where it has blanks, else a continuation.
 export function asked(model) {
@@ -23,6 +27,8 @@ export function start(found) {
   models = found;
   paper = new Paper($("paper"));
   replay = new Replay($("scrub"), $("play"), $("scrub-at"), (step) => { shut(false); paper.draw(step); });
+  for (const id of ["model", "order"]) $(id).addEventListener("change", able);
+  able();
   $("prompt").addEventListener("input", hint);
   $("blank").addEventListener("click", blank);
   $("resample").addEventListener("click", resampleAll);
@@ -73,6 +79,7 @@ const current = () => models.find((model) => model.id === $("model").value) || m
 async function again(tokens, seed) {
   const kept = { came: paper.came, chances: paper.chances, locked: paper.locked };
   const how = { ...settings(), seed };
+  if (tokens.filter((token) => token === null).length === 1) how.revise = 0;  // it saw all the others at once
   await run("/v1/fill", { tokens, spaced: paper.spaced.filter((i) => tokens[i] === null), ...how, model: current().id }, { ...kept, spaced: paper.spaced });
 }
 
@@ -84,7 +91,7 @@ async function run(path, body, kept) {
   labels();
   const lead = paper.lead;
   const pacer = new Pacer(0);
-  let count = 0;
+  const landed = new Set();  // positions: one that lands again is still one token
   try {
     await stream(path, body, {
       start: (data) => {
@@ -95,15 +102,15 @@ async function run(path, body, kept) {
         say(`Filling ${data.unknown} tokens in ${data.steps} steps`);
       },
       step: (data) => {
-        count += data.decided.length;
-        facts(count, data.seconds);
+        for (const one of data.decided) landed.add(one.position);
+        facts(landed.size, data.seconds);
         pacer.push(() => {
           for (const one of data.decided) paper.land(one.position, one.token, one.text, one.probability, data.step);
           replay.mark(data.step + 1);
         });
       },
       done: (data) => {
-        facts(count, data.seconds, data.steps);
+        facts(landed.size, data.seconds, data.steps);
         pacer.push(() => say(`Done: ${data.texts[0].text}`));
       },
     }, control.signal);
@@ -159,7 +166,7 @@ function lock(i) {
   if (!paper.made(i)) return;
   if (!paper.locked.delete(i)) paper.locked.add(i);
   paper.paint(i, false);
-  say(paper.spoken(i, false));
+  say(paper.spoken(i, paper.now(i)));
   if (opened === i) shut();
 }
 
@@ -191,6 +198,7 @@ async function resampleAll() {
 async function open(i) {
   if (running || !paper.has(i)) return;
   shut(false);
+  if (paper.after < paper.steps) { replay.pause(); replay.to(paper.steps); }  // what is taken in hand is the last one
   opened = i;
   const menu = $("menu"), span = paper.spans[i], token = paper.tokens[i];
   span.classList.add("open");
