@@ -13,7 +13,7 @@ from maskless.checkpoint import Model
 from maskless.codec.text import byte_codec
 from maskless.logits import row_keys
 from maskless.problems import Problems
-from maskless.revision import FIRST, LAST, erased, likelihoods, steps_of
+from maskless.revision import FIRST, LAST, cooled, erased, likelihoods, steps_of
 
 B, L, V = 3, 12, 5
 
@@ -118,6 +118,20 @@ def test_no_round_leaves_the_draft_and_a_round_changes_it(tiny):
     drafts, revised = (generate(one, 4, length=20, seed=3, revise=rounds) for rounds in (0, 4))
     assert drafts == generate(one, 4, length=20, seed=3)
     assert drafts != revised
+
+
+def test_the_last_round_takes_the_most_likely(tiny):
+    """One round: what it decides again in a single step is the mode, given all the others."""
+    one = model(tiny, "position")
+    text = fill(one, "ab[16]", steps=1, seed=1, revise=1)
+    again = [p for p in text.order if text.steps[p] == 1]
+    assert len(again) == math.ceil(16 * FIRST)
+    assert cooled(0.8, 0, 1) == cooled(0.8, 3, 4) == 0
+    assert cooled(0.8, 0, 4) == pytest.approx(0.6)
+    tokens = torch.tensor([text.tokens])
+    places = torch.tensor([[p for p in range(18) if p not in again]])
+    logits = one.predict(tokens.gather(1, places), places, targets=torch.tensor([again]))
+    assert logits[0].argmax(-1).tolist() == [text.tokens[p] for p in again]
 
 
 def test_rounds_that_cannot_be(tiny):

@@ -47,7 +47,7 @@ def show(
     if writer is None and painter is None:
         raise ValueError(f"nothing to show: neither {model!r} nor {drawing!r} is there; name a model of yours")
     if writer is not None:
-        console.print(f"\n[bold]{escape(model)}[/] writes, in any order:", highlight=False)
+        console.print(f"\n[bold]{escape(model)}[/] writes, in any order, and looks it over again:", highlight=False)
         _write(console, writer, prompt, seed, top_p)
         console.print("\nand fills in what you leave open:", highlight=False)
         _fill(console, writer, text, seed, top_p)

@@ -28,6 +28,11 @@ def share(number: int, rounds: int) -> float:
     return FIRST + (LAST - FIRST) * number / max(1, rounds - 1)
 
 
+def cooled(temperature: float, number: int, rounds: int) -> float:
+    """The temperature of a round: it falls, and the last one takes the most likely tokens."""
+    return temperature * (1 - (number + 1) / rounds)
+
+
 def steps_of(steps: int, rounds: int) -> list[int]:
     """The steps of each round after a draft of so many, with about as much time for each token."""
     return [math.ceil(steps * share(number, rounds)) for number in range(rounds)]

@@ -18,7 +18,7 @@ from maskless.nn import autocast
 from maskless.nn.causal import CausalTransformer
 from maskless.objective import bound
 from maskless.order import COUNTS, ORDERS
-from maskless.revision import erased, steps_of
+from maskless.revision import cooled, erased, steps_of
 from maskless.sampling import Filter, Plan, Step, Truncation, plan_causal, sample
 from maskless.sampling import plan as make_plan
 
@@ -214,8 +214,11 @@ def _sample(
     before: Filter | None = None,
 ) -> Sampled:
     """Decide the wanted tokens, in place: a draft, and then as many rounds of second thoughts as asked for."""
-    truncation = Truncation(temperature=how.temperature, top_k=how.top_k, top_p=how.top_p)
-    filter: Filter = truncation if before is None else _Both(before, truncation)
+
+    def filter(temperature: float) -> Filter:
+        truncation = Truncation(temperature=temperature, top_k=how.top_k, top_p=how.top_p)
+        return truncation if before is None else _Both(before, truncation)
+
     unknown = int(wanted.sum(1).max())
     steps = min(32, unknown) if how.steps is None else how.steps
     order, counts = ORDERS[how.order], COUNTS[how.counts]
@@ -227,7 +230,7 @@ def _sample(
         plan = plan_causal(known, wanted)
     else:
         plan = make_plan(known, wanted, keys, steps=steps, order=order, counts=counts)
-    _follow(model, tokens, plan, keys, filter, how.refresh, on_step)
+    _follow(model, tokens, plan, keys, filter(how.temperature), how.refresh, on_step)
     came, decided, done = plan.came(), plan.decided(), plan.steps
     for number, steps in enumerate(steps_of(plan.steps, how.revise)):
         own = row_keys(number + 1, keys)
@@ -235,7 +238,8 @@ def _sample(
             again = erased(model.network, tokens, known, wanted, own, number=number, rounds=how.revise)
         plan = make_plan(known | (wanted & ~again), again, own, steps=steps, order=order, counts=counts)
         watch = None if on_step is None else _later(done, on_step)
-        _follow(model, tokens, plan, own, filter, how.refresh, watch)
+        cool = filter(cooled(how.temperature, number, how.revise))
+        _follow(model, tokens, plan, own, cool, how.refresh, watch)
         came = torch.where(again, done + plan.came(), came)
         new = plan.decided()
         decided = [[p for p in old if not again[row, p]] + new[row] for row, old in enumerate(decided)]

@@ -10,7 +10,7 @@ Shapes: B rows, L length of a row, K steps of its plan, U targets of a step, V v
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Protocol
 
 import torch
@@ -18,7 +18,7 @@ from torch import Tensor
 
 from maskless import logits as lg
 from maskless.problems import Offsets
-from maskless.revision import steps_of
+from maskless.revision import cooled, steps_of
 from maskless.sampling import DRAW, NOISE, Plan, Truncation
 
 CELLS = 1 << 25  # logits of one call: what more rows would need waits for the next call
@@ -74,6 +74,8 @@ class Row:
         self.known = torch.zeros_like(self.wanted).index_fill(0, self.order[: self.ends[0]], True)  # (L,) given
         self.rounds = [self.plan.steps, *steps_of(self.plan.steps, self.revise)]  # steps of each
         self.keys = [self.key, *(lg.row_keys(number + 1, self.key) for number in range(self.revise))]
+        cool = [cooled(self.truncation.temperature, number, self.revise) for number in range(self.revise)]
+        self.truncations = [self.truncation, *(replace(self.truncation, temperature=t) for t in cool)]
         self.steps = sum(self.rounds)
         self._skip()
         self.cold = self.number + self.warmup  # the first step that is not warmed
@@ -240,7 +242,7 @@ def _draw(logits: Tensor, rows: Sequence[Row], owner: Tensor, positions: Tensor,
     warm = torch.tensor([row.number < row.cold for row in rows])
     if bool(warm.any()):
         logits = torch.where(warm[owner].to(device)[:, None], 0.5 * logits, logits)
-    kinds = [row.truncation for row in rows]
+    kinds = [row.truncations[row.round] for row in rows]
     if len(set(kinds)) == 1:
         return lg.draw(kinds[0](logits, owner, positions), u).cpu()
     drawn = torch.empty(len(positions), dtype=torch.long)
