@@ -215,6 +215,10 @@ def test_an_unknown_recipe_lists_the_known_ones():
     with pytest.raises(ValueError, match="recipe 'cifar10-codec' is for train-codec: expected one of lm1b-mdlm"):
         recipe("cifar10-codec")
     with pytest.raises(
+        ValueError, match=r"unknown recipe 'storys' \(did you mean stories\?\): expected one of lm1b-mdlm"
+    ):
+        recipe("storys")
+    with pytest.raises(
         ValueError, match="recipe 'cifar10-pgm' is for train: expected one of cifar10-codec, pictures64"
     ):
         recipe("cifar10-pgm", "train-codec")

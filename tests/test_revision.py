@@ -151,3 +151,14 @@ def test_second_thoughts_mend_what_contradicts_itself():
         for row in range(B):
             tokens[row, gone[row]] = tokens[row, ~gone[row]].mode().values
     assert (tokens == 1).all()
+
+
+@pytest.mark.gpu
+def test_on_a_gpu_tokens_are_as_likely(tiny):
+    tokens = torch.randint(10, (B, 8), generator=torch.Generator().manual_seed(0))
+    known = torch.arange(8).expand(B, 8) < 2
+    given = tokens, known, ~known, row_keys(0, torch.arange(B))
+    here, there = (likelihoods(tiny("ordered").to(device), *given) for device in ("cpu", "cuda"))
+    torch.testing.assert_close(there, here, rtol=1e-4, atol=1e-4)
+    texts = generate(model(tiny).to("cuda"), 2, length=20, seed=2, revise=2)
+    assert [len(text.order) for text in texts] == [20, 20]

@@ -6,6 +6,7 @@ A recipe names the figures it should reach and where they come from. One that we
 from __future__ import annotations
 
 from dataclasses import dataclass
+from difflib import get_close_matches
 from typing import Any
 
 
@@ -295,5 +296,7 @@ def recipe(name: str, command: str = "train") -> Recipe:
     known = [recipe.name for recipe in RECIPES.values() if recipe.command == command]
     if name not in known:
         what = f"recipe {name!r} is for {RECIPES[name].command}" if name in RECIPES else f"unknown recipe {name!r}"
-        raise ValueError(f"{what}: expected one of {', '.join(known)}")
+        near = get_close_matches(name, known, n=1, cutoff=0.7)
+        hint = f" (did you mean {near[0]}?)" if near else ""
+        raise ValueError(f"{what}{hint}: expected one of {', '.join(known)}")
     return RECIPES[name]

@@ -31,9 +31,9 @@ def post(url, body):
 
 @pytest.fixture
 def stopped(models, monkeypatch):
-    """stopped(bodies, pause of a step, signal): the answers of requests under way when the server is told to stop."""
+    """stopped(bodies, pause of a step, *signals): the answers of requests under way when the server is told to stop."""
 
-    def run(bodies, pause, number):
+    def run(bodies, pause, *signals):
         limits = Limits(length=48, steps=64, rows=8)
         host = Host("pgm", models["pgm"], limits)
         quick = host.batcher.answers.logits
@@ -47,7 +47,9 @@ def stopped(models, monkeypatch):
             deadline = time.monotonic() + 10
             while host.batcher.active < len(bodies) and time.monotonic() < deadline:
                 time.sleep(0.005)
-            os.kill(os.getpid(), number)
+            for number in signals:
+                os.kill(os.getpid(), number)
+                time.sleep(0.2)
 
         def ready(url):
             for i, body in enumerate(bodies):
@@ -76,6 +78,16 @@ def test_who_would_wait_too_long_is_told_that_the_server_stops(stopped, number, 
     name, data = events.decode().strip().split("\n\n")[-1].split("\n")
     assert name == "event: error"
     assert json.loads(data.removeprefix("data: ")) == error
+    assert capsys.readouterr().err == ""
+
+
+def test_a_second_signal_ends_the_grace(stopped, monkeypatch, capsys):
+    monkeypatch.setattr(connection, "GRACE", 60)
+    monkeypatch.setattr(connection, "TELLING", 60)
+    begin = time.monotonic()
+    slow = {"text": "a [40]", "steps": 40}
+    assert [status for status, _ in stopped([slow, slow], 0.5, signal.SIGINT, signal.SIGINT)] == [503, 503]
+    assert time.monotonic() - begin < 10  # the 40 steps alone would take 20 seconds
     assert capsys.readouterr().err == ""
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import socket
 from collections.abc import Sequence
+from types import FrameType
 
 import uvicorn
 from uvicorn.protocols.http.h11_impl import H11Protocol
@@ -63,6 +64,14 @@ class Server(uvicorn.Server):
     def __init__(self, config: uvicorn.Config, batchers: Sequence[Batcher]):
         super().__init__(config)
         self.batchers = batchers
+
+    def handle_exit(self, sig: int, frame: FrameType | None) -> None:
+        """A second signal ends the grace. (uvicorn would cut everybody off with a 500.)"""
+        if not self.should_exit:
+            super().handle_exit(sig, frame)
+            return
+        for batcher in self.batchers:
+            batcher.stop()
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         for batcher in self.batchers:
