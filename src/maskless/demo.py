@@ -56,7 +56,7 @@ def show(
     if writer is not None and twin is not None:
         console.print(_race({model: writer, rival: twin}, seed))
     if writer is not None:
-        line = f"\nnext: maskless fill {model} 'One day, Max saw a [4] and [10].'"
+        line = f"\nnext: maskless fill {model} 'One day, Max saw a [4] and [10].' --top-p 0.9 --revise 4"
         console.print(line, highlight=False, markup=False, soft_wrap=True)
 
 
