@@ -47,7 +47,7 @@ def shown(folder: Path, to: Path, *, terminal: bool = False, **names: str) -> st
     console = Console(file=io.StringIO(), width=400, force_terminal=terminal)
     names = {"model": "pgm", "rival": "mdlm", "drawing": "pictures"} | names
     where = {what: str(folder / name) for what, name in names.items()}
-    demo.show(console, **where, prompt="anna", text=GAPS, picture=to, seed=1, top_p=0.9)
+    demo.show(console, **where, prompt="anna", text=GAPS, picture=to, seed=1)
     return console.file.getvalue()
 
 
@@ -61,8 +61,8 @@ def test_a_demonstration_shows_what_the_models_wrote(folder, tmp_path):
     said = shown(folder, tmp_path / "row.png")
     model = api.load(folder / "pgm")
     unknown = 39 - len(model.codec.encode("anna"))
-    story = api.generate(model, 1, prompt="anna", steps=unknown, seed=1, top_p=0.9, revise=demo.ROUNDS)[0]
-    filled = api.fill(model, GAPS, steps=5, seed=1, top_p=0.9, revise=demo.ROUNDS)
+    story = api.generate(model, 1, prompt="anna", steps=unknown, seed=1, **demo.HOW)[0]
+    filled = api.fill(model, GAPS, steps=5, seed=1, **demo.HOW)
     lines = [" ".join(line.split()) for line in said.splitlines()]
     for text in (story, filled):
         assert " ".join(as_page(model, text).split()) in " ".join(lines)
@@ -92,7 +92,7 @@ def test_on_a_terminal_the_text_appears_in_its_place(folder, tmp_path, monkeypat
     assert "after 0 of" not in said
     assert "\x1b[" in said
     model = api.load(folder / "pgm")
-    ending = as_page(model, api.fill(model, GAPS, steps=5, seed=1, top_p=0.9, revise=demo.ROUNDS)).split()[-1]
+    ending = as_page(model, api.fill(model, GAPS, steps=5, seed=1, **demo.HOW)).split()[-1]
     assert ending in said
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -24,7 +25,8 @@ COLOURS = ("red", "yellow", "green", "cyan", "blue", "magenta")
 UNKNOWN = "·"
 STATIONS = 4  # how often a text is shown on its way where there is no terminal
 STORY_STEPS, FILL_STEPS, RACE_STEPS, PICTURE_STEPS = 64, 32, 32, 32
-ROUNDS = 8  # in which a text is looked over again
+ROUNDS = 16  # in which a text is looked over again
+HOW: dict[str, Any] = {"temperature": 0.8, "top_p": 0.9, "revise": ROUNDS}
 RACE_TEXTS, PICTURES, GUIDANCE = 4, 10, 8.0
 SECONDS = 6.0  # how long a text takes to appear on a terminal at least, so that eyes can follow
 
@@ -39,7 +41,6 @@ def show(
     text: str,
     picture: Path,
     seed: int,
-    top_p: float | None = 0.9,
 ) -> None:
     """Show what each model does; one that is not there is passed over with a line that says so."""
     console.rule("[bold]maskless[/]: generation in any order, without a mask token")
@@ -48,9 +49,9 @@ def show(
         raise ValueError(f"nothing to show: neither {model!r} nor {drawing!r} is there; name a model of yours")
     if writer is not None:
         console.print(f"\n[bold]{escape(model)}[/] writes, in any order, and looks it over again:", highlight=False)
-        _write(console, writer, prompt, seed, top_p)
+        _write(console, writer, prompt, seed)
         console.print("\nand fills in what you leave open:", highlight=False)
-        _fill(console, writer, text, seed, top_p)
+        _fill(console, writer, text, seed)
     if painter is not None:
         _draw(console, painter, picture, seed)
     if writer is not None and twin is not None:
@@ -97,22 +98,22 @@ class Page:
         return line
 
 
-def _write(console: Console, model: Model, prompt: str, seed: int, top_p: float | None) -> None:
+def _write(console: Console, model: Model, prompt: str, seed: int) -> None:
     codec, length = _codec(model), model.config.length
     given = (_lead(model) + codec.encode(prompt))[: length - 1]
     page = Page(codec, given + [0] * (length - len(given)), [i < len(given) for i in range(length)])
     steps = min(STORY_STEPS, length - len(given))
     with _Watching(console, page, steps + sum(steps_of(steps, ROUNDS))) as watching:
-        api.generate(model, 1, prompt=prompt, steps=steps, seed=seed, top_p=top_p, revise=ROUNDS, on_step=watching)
+        api.generate(model, 1, prompt=prompt, steps=steps, seed=seed, on_step=watching, **HOW)
 
 
-def _fill(console: Console, model: Model, text: str, seed: int, top_p: float | None) -> None:
+def _fill(console: Console, model: Model, text: str, seed: int) -> None:
     codec, lead = _codec(model), _lead(model)
     template = parse_gaps(codec, text)
     page = Page(codec, lead + template.tokens, [True] * len(lead) + template.known)
     steps = min(FILL_STEPS, template.known.count(False))
     with _Watching(console, page, steps + sum(steps_of(steps, ROUNDS))) as watching:
-        api.fill(model, text, steps=steps, seed=seed, top_p=top_p, revise=ROUNDS, on_step=watching)
+        api.fill(model, text, steps=steps, seed=seed, on_step=watching, **HOW)
 
 
 def _lead(model: Model) -> list[int]:
