@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import math
+import shlex
 
 import pytest
 import torch
@@ -11,6 +12,8 @@ import torch
 import maskless
 from maskless import shipped
 from maskless.checkpoint import digest
+from maskless.cli.entry import main
+from maskless.cli.models import TRY
 
 MIB = 2**20
 STORY = (
@@ -80,3 +83,17 @@ def test_pictures_have_their_class():
     pixels = torch.stack([torch.tensor(list(one.image.getdata()), dtype=torch.float32).mean(0) for one in drawn])
     blue = pixels[:, 2] - pixels[:, 0]
     assert blue[:6].mean() > blue[6:].mean() + 10
+
+
+def test_what_the_list_tells_to_try_runs(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    assert TRY.keys() <= set(shipped.names())
+    for command in TRY.values():
+        program, *words = shlex.split(command)
+        assert program == "maskless"
+        monkeypatch.setattr("sys.argv", ["maskless", *words, "--steps", "4", "--n", "2"])
+        with pytest.raises(SystemExit) as ended:
+            main()
+        assert ended.value.code in (None, 0), capsys.readouterr().err
+    assert "Once upon a time" in capsys.readouterr().out
+    assert (tmp_path / "pictures.png").stat().st_size > 1000

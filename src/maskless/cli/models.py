@@ -18,6 +18,11 @@ TEXT = (
     "because [10]. Then his friend [16]. They were both very happy."
 )
 
+TRY = {  # with settings that suit them
+    "stories": "maskless generate stories --steps 64 --temperature 0.8 --top-p 0.9 --revise 16",
+    "cifar10": "maskless generate cifar10 --label ship --label horse --guidance 8 --out pictures.png",
+}
+
 
 def models(
     name: Annotated[str | None, typer.Argument(help="A shipped model, to read its card.")] = None,
@@ -45,6 +50,9 @@ def models(
         parameters, size = f"{each.parameters / 1e6:.1f} M", f"{each.bytes / 2**20:.1f} MiB"
         table.add_row(each.name, each.kind, parameters, size, each.about)
     show.out.print(table)
+    for each in found:
+        if each.name in TRY:
+            show.out.print(f"try: {TRY[each.name]}", highlight=False, markup=False, soft_wrap=True)
 
 
 def demo(
