@@ -308,3 +308,13 @@ def test_settings_out_of_range_are_refused(wrong, message):
     tokens, known = state()
     with pytest.raises(ValueError, match=message):
         run(lambda problems: certain(problems.targets), tokens, known, **wrong)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("kind", ["position", "ordered", "masked"])
+def test_a_gpu_decides_what_a_cpu_decides(tiny, kind):
+    network, (tokens, known) = tiny(kind, scale=0.5), state()
+    expected = run(network, tokens, known, steps=4, noise=5.0, warmup=1)
+    mine = run(network.cuda(), tokens, known, steps=4, noise=5.0, warmup=1)
+    assert torch.equal(mine[0], expected[0])
+    assert torch.equal(mine[2].order, expected[2].order)

@@ -11,7 +11,7 @@ from torch import nn
 from maskless import images
 from maskless.checkpoint import Model
 from maskless.codec.vq import PixelCodec
-from maskless.images import fill_image, generate_images
+from maskless.images import class_ids, fill_image, generate_images
 from maskless.nn.maskgit import MaskGIT, MaskGITConfig
 from maskless.nn.partition import PartitionConfig, PartitionTransformer
 from maskless.sampling import Step
@@ -112,6 +112,25 @@ def test_what_is_known_stays_and_the_rest_is_that_of_the_plain_loop(kind, watche
     assert len(watched) == 2
 
 
+@pytest.mark.parametrize("kind", ["full", "ordered", "maskgit"])
+def test_a_picture_filled_without_a_label_is_of_no_class(kind):
+    """So there is nothing for guidance to lead away from."""
+    model, known = model_of(kind), np.random.default_rng(1).random((SIDE, SIDE)) < 0.3
+    model.classes = ("ant", "bee", "cat", "dog")
+    pixels = np.zeros((SIDE, SIDE), dtype=np.uint8)
+
+    def drawn(label: int | None) -> list[images.Picture]:
+        return [fill_image(model, pixels, known, label, guidance=weight, seed=3) for weight in (0.0, 3.0)]
+
+    plain, guided = drawn(None)
+    assert plain.label is guided.label is None
+    assert torch.equal(plain.tokens, guided.tokens)
+    for label, name in enumerate(model.classes):
+        one, other = drawn(label)
+        assert one.label == other.label == name
+        assert not torch.equal(one.tokens, other.tokens)
+
+
 def test_pictures_with_ragged_known_regions_are_those_of_the_plain_loop(monkeypatch):
     """Rows of one batch with other cells known, as many as they like."""
     for kind in ("full", "ordered", "maskgit"):
@@ -131,9 +150,19 @@ def test_pictures_with_ragged_known_regions_are_those_of_the_plain_loop(monkeypa
 
 def test_a_picture_is_the_same_alone_and_in_a_batch():
     model = model_of("ordered")
+    rows: list[int] = []
     together = generate_images(model, [0, 1, 2, 3], guidance=2.0, seed=1)
-    parts = generate_images(model, [0, 1, 2, 3], guidance=2.0, seed=1, batch=1)
+    watch = {"on_step": lambda step: rows.extend(step.rows.tolist())}
+    parts = generate_images(model, [0, 1, 2, 3], guidance=2.0, seed=1, batch=1, **watch)
+    assert [rows.count(row) for row in range(4)] == [SIDE * SIDE] * 4
     assert all(torch.equal(one.tokens, other.tokens) for one, other in zip(together, parts, strict=True))
+
+
+def test_without_classes_maskgit_draws_with_the_label_that_was_trained():
+    sizes = {"vocab": CODES + 1, "mask": CODES, "length": LENGTH, "width": 32, "heads": 2, "layers": 1}
+    network = MaskGIT(MaskGITConfig(**sizes, classes=1, grid=(SIDE, SIDE)))
+    assert class_ids(Model(network, PixelCodec(CODES), "image"), None, 3).tolist() == [1, 1, 1]
+    assert class_ids(Model(network, PixelCodec(CODES), "image", ["cat"]), None, 3).tolist() == [0, 0, 0]
 
 
 @pytest.mark.parametrize("kind", [*KINDS, "maskgit"])

@@ -151,3 +151,14 @@ def test_problems_move_to_a_device_whole():
         assert torch.equal(getattr(moved, name).cpu(), getattr(problems, name))
     assert moved.offsets.slots.is_cuda
     assert torch.equal(moved.target_offsets.bounds.cpu(), problems.target_offsets.bounds)
+
+
+def test_values_are_ranked_within_their_segments():
+    """As a plain sort of each segment does, empty ones and equal values among them."""
+    generator = torch.Generator().manual_seed(0)
+    for lengths in ([3], [0, 4, 1, 0, 7], [2, 2, 2], [0]):
+        offsets = Offsets.from_lengths(torch.tensor(lengths))
+        values = torch.randint(3, (offsets.total,), generator=generator).double()
+        places = torch.arange(offsets.total).split(lengths)
+        expected = [place[values[place].argsort(descending=True, stable=True)] for place in places]
+        assert torch.equal(offsets.ranked(values), torch.cat(expected))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 
 import pytest
@@ -11,7 +12,7 @@ from torch import Tensor, nn
 from maskless import fill, generate
 from maskless.checkpoint import Model
 from maskless.codec.text import byte_codec
-from maskless.logits import row_keys
+from maskless.logits import row_keys, uniforms
 from maskless.problems import Problems
 from maskless.revision import FIRST, LAST, cooled, erased, likelihoods, steps_of
 
@@ -62,12 +63,14 @@ def test_it_is_the_log_probability_that_the_network_gives(network):
     tokens = torch.randint(10, (B, 8), generator=torch.Generator().manual_seed(0))
     known = torch.arange(8).expand(B, 8) < 2
     noted = []
-    network.register_forward_hook(lambda module, args, answer: noted.append((args[0], answer.log_softmax(-1))))
-    found, expected = likelihoods(network, tokens, known, ~known, row_keys(0, torch.arange(B))), torch.zeros(B, 8)
-    ((problems, logs),) = noted
+    hook = network.register_forward_hook(lambda module, args, answer: noted.append(args[0]))
+    found = likelihoods(network, tokens, known, ~known, row_keys(0, torch.arange(B)))
+    hook.remove()
+    (problems,), expected = noted, torch.zeros(B, 8, dtype=torch.float64)
+    logs = network(problems).log_softmax(-1).double()
     for log, row, position in zip(logs, problems.target_offsets.owner.tolist(), problems.targets, strict=True):
         expected[row % B, position] = log[tokens[row % B, position]]
-    torch.testing.assert_close(found[~known], expected[~known])
+    torch.testing.assert_close(found[~known], expected[~known], atol=1e-5, rtol=0)
     assert (found[known] == torch.inf).all()
 
 
@@ -82,6 +85,17 @@ def test_the_least_likely_go_and_their_share_falls(number):
     assert gone.sum(1).tolist() == [math.ceil(share * n) for n in wanted.sum(1).tolist()]
     assert (gone & strange).sum() == 3
     assert not (gone & ~wanted).any()
+
+
+def test_what_sampling_draws_says_nothing_about_the_halves_and_their_order():
+    """A round draws with the keys that have split its tokens."""
+    network, keys, wanted = Majority(), row_keys(0, torch.arange(400)), torch.ones(400, L, dtype=torch.bool)
+    likelihoods(network, torch.zeros(400, L, dtype=torch.long), ~wanted, wanted, keys)
+    half = network.asked[0].positions.view(2, 400, L // 2)[0]  # of each row, the one that is shown first
+    for purpose in range(4):
+        u = uniforms(keys[:, None], torch.arange(L), purpose).gather(1, half)
+        assert abs(float(u.mean()) - 1 / 2) < 4 * math.sqrt(1 / 12 / u.numel())
+        assert abs(float((u[:, 0] - u[:, -1]).mean())) < 4 * math.sqrt(1 / 6 / len(u))
 
 
 def model(tiny, kind: str = "ordered") -> Model:
@@ -118,6 +132,20 @@ def test_no_round_leaves_the_draft_and_a_round_changes_it(tiny):
     drafts, revised = (generate(one, 4, length=20, seed=3, revise=rounds) for rounds in (0, 4))
     assert drafts == generate(one, 4, length=20, seed=3)
     assert drafts != revised
+
+
+def test_a_round_draws_anew(tiny):
+    """Of a network that finds all tokens equally likely: the same one comes back by chance alone."""
+    one, seen, drawn = model(tiny), [], {}
+    for parameter in one.network.parameters():
+        parameter.detach().zero_()
+    generate(one, 8, steps=4, seed=1, revise=4, on_step=seen.append)
+    for step in seen[: -steps_of(4, 4)[-1]]:  # the last round takes the most likely
+        for row, position, token in zip(step.rows.tolist(), step.positions.tolist(), step.tokens.tolist(), strict=True):
+            drawn.setdefault((row, position), []).append(token)
+    pairs = [a == b for tokens in drawn.values() for a, b in itertools.combinations(tokens, 2)]
+    assert len(pairs) > 100
+    assert sum(pairs) < 0.05 * len(pairs)  # of 257 tokens
 
 
 def test_the_last_round_takes_the_most_likely(tiny):

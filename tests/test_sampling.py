@@ -8,7 +8,7 @@ from maskless import logits as lg
 from maskless.logits import row_keys
 from maskless.order import COUNTS, ORDERS, after_lead, halton
 from maskless.problems import Problems
-from maskless.sampling import DRAW, Plan, Step, Truncation, plan, sample
+from maskless.sampling import DRAW, Plan, Step, Truncation, plan, plan_causal, sample
 from sampling_runs import KINDS, WAYS, B, L, V, certain, run, state
 
 
@@ -104,6 +104,18 @@ def test_positions_that_are_neither_known_nor_wanted_stay_out(order, counts):
 
     done, _ = run(watching, tokens, known, wanted=wanted, steps=3, order=order, counts=counts)
     assert torch.equal(done[:, 4], tokens[:, 4])
+
+
+def test_a_causal_plan_goes_from_the_end_of_each_prompt_to_the_end_of_its_row():
+    """Whatever the other rows have: some of these begin later, some end earlier."""
+    place, begins, ends = torch.arange(L), [0, 2, 1, 4], [6, 3, 4, 5]
+    known = place < torch.tensor(begins)[:, None]
+    wanted = ~known & (place < torch.tensor(ends)[:, None])
+    tokens, planned = torch.full((B, L), -1), plan_causal(known, wanted)
+    list(sample(says_its_position, tokens, planned, row_keys(0, torch.arange(B)), filter=Truncation()))
+    assert torch.equal(tokens, torch.where(wanted, place, -1))
+    assert torch.equal(planned.came(), torch.where(wanted, place, -1))  # the longer prompts wait
+    assert planned.decided() == [list(range(a, b)) for a, b in zip(begins, ends, strict=True)]
 
 
 @pytest.mark.parametrize("kind", KINDS)

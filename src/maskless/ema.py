@@ -37,6 +37,10 @@ class EMA:
                 own.copy_(saved)
         self.updates = updates
 
+    def moved_into(self, parameters: Iterable[Tensor]) -> None:
+        """The averages take the place of the parameters for good."""
+        self._copy(self.averages, parameters)
+
     @contextmanager
     def swapped_into(self, parameters: Iterable[Tensor]) -> Iterator[None]:
         """The averages stand in the parameters for the time of a with-block."""
@@ -50,6 +54,6 @@ class EMA:
 
     @staticmethod
     @torch.no_grad()
-    def _copy(values: list[Tensor], parameters: list[Tensor]) -> None:
+    def _copy(values: Iterable[Tensor], parameters: Iterable[Tensor]) -> None:
         for value, parameter in zip(values, parameters, strict=True):
             parameter.copy_(value)

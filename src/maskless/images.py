@@ -30,6 +30,7 @@ from maskless.sampling import (
     Plan,
     Step,
     Truncation,
+    numbered_from,
     sample,
     sample_confident,
     warmed,
@@ -104,7 +105,8 @@ def generate_images(
         part = ids[begin : begin + batch]
         known = torch.zeros(len(part), h, w, dtype=torch.bool)
         keys = row_keys(settings.seed, begin + torch.arange(len(part)))
-        pictures += _draw(model, torch.zeros_like(known, dtype=torch.long), known, part, keys, settings, on_step)
+        watch = None if on_step is None else numbered_from(begin, on_step)
+        pictures += _draw(model, torch.zeros_like(known, dtype=torch.long), known, part, keys, settings, watch)
     return pictures
 
 
@@ -145,7 +147,8 @@ def class_ids(model: Model, labels: Sequence[str | int] | None, n: int | None) -
     if labels is None:
         if n is None or n < 1:
             raise ValueError(f"n {n} is out of range: expected 1 or more, or labels")
-        return dropped(model, n) if count is None else torch.arange(n) % count
+        unnamed = count == 1 and not model.classes  # MaskGIT without classes: only "none" was trained
+        return dropped(model, n) if count is None or unnamed else torch.arange(n) % count
     if count is None:
         raise ValueError("this model knows no classes: expected no labels")
     if n is not None and n != len(labels):

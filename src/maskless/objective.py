@@ -12,16 +12,15 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from functools import partial
 
 import numpy as np
 import torch
 import torch.nn.functional as F
-from torch import Tensor, nn
+from torch import Tensor
 
-from maskless.nn import Network, device_of
+from maskless.nn import Network
 from maskless.nn.causal import CausalTransformer
-from maskless.nn.loss import costs_each
+from maskless.nn.loss import answer_costs
 from maskless.problems import Offsets, Problems, partition, split
 from maskless.schedule import bounded, released, stratified
 
@@ -196,7 +195,7 @@ def bound(
         for part, context, targets in ((order, n, m - n), (_swapped(order, given, n, m), m - n, n)):
             problems, index = split(tokens, part, given + context, given + context + targets)
             problems = problems.labelled(labels)
-            cost = _answer(network, problems, tokens.flatten()[index]) * counted.flatten()[index]
+            cost = answer_costs(network, problems, tokens.flatten()[index]) * counted.flatten()[index]
             mean = torch.zeros_like(total).index_add(0, problems.target_offsets.owner, cost) / targets.clamp_min(1)
             total += m * mean / torch.where(n == 0, 1, 2)
     return total / samples
@@ -210,7 +209,7 @@ def paper_bound(network: Network, tokens: Tensor, *, counted: Tensor | None = No
         return _causal_cost(network, tokens, counted)
     t, u = noise(*tokens.shape, seed=seed, step=0)
     task = mdlm(tokens, t, u, counted)
-    cost = _answer(network, task.problems, task.answers) * task.weights.double()
+    cost = answer_costs(network, task.problems, task.answers) * task.weights.double()
     return torch.zeros(len(tokens), dtype=torch.float64).index_add(0, task.problems.target_offsets.owner, cost)
 
 
@@ -239,16 +238,7 @@ def _swapped(order: Tensor, given: Tensor, n: Tensor, m: Tensor) -> Tensor:
     return order.gather(1, torch.where(column < 0, column, cycled) + given[:, None])
 
 
-def _answer(network: Network, problems: Problems, answers: Tensor) -> Tensor:
-    """The cost of each answer, in float64 on the CPU.  -> (U,)"""
-    device = device_of(network)
-    problems, answers = problems.to(device), answers.to(device)
-    if isinstance(network, nn.Module):  # the logits of all targets are never there at once
-        return network(problems, partial(costs_each, answers=answers)).double().cpu()
-    return negative_log_likelihood(network(problems), answers).double().cpu()
-
-
 def _causal_cost(network: Network, tokens: Tensor, counted: Tensor) -> Tensor:
     task = causal(tokens, tokens, tokens, counted)
-    cost = _answer(network, task.problems, task.answers) * task.weights.double()
+    cost = answer_costs(network, task.problems, task.answers) * task.weights.double()
     return cost.view(tokens.shape).sum(1)

@@ -72,6 +72,13 @@ class Offsets:
         """Which slots of the padded array hold an element.  (S, longest) bool"""
         return torch.arange(self.longest, device=self.bounds.device) < self.lengths[:, None]
 
+    def ranked(self, values: Tensor) -> Tensor:
+        """Where the packed values of each segment are, from its largest on, equals in order.  (total,) -> (total,)"""
+        here = self.map(lambda x: x.to(values.device))
+        padded = values.new_full((len(here) * here.longest,), -torch.inf).scatter(0, here.slots, values)
+        ranks = padded.view(len(here), -1).argsort(dim=1, descending=True, stable=True)
+        return ranks[here.real] + here.bounds[:-1].long()[here.owner]
+
     def grown(self) -> Offsets:
         """Offsets of the same segments with one more element in each."""
         more = torch.arange(len(self.bounds), dtype=torch.int32, device=self.bounds.device)

@@ -15,7 +15,8 @@ import torch
 from torch import Tensor
 
 from maskless import logits as lg
-from maskless.nn import Network, device_of
+from maskless.nn import Network
+from maskless.nn.loss import answer_costs
 from maskless.order import random
 from maskless.problems import split
 
@@ -53,7 +54,7 @@ def erased(
 @torch.no_grad()
 def likelihoods(network: Network, tokens: Tensor, known: Tensor, wanted: Tensor, keys: Tensor) -> Tensor:
     """log p of each wanted token given the known ones and half of the other wanted ones; elsewhere inf.  -> (B, L)"""
-    (B, L), device = tokens.shape, device_of(network)
+    B, L = tokens.shape
     u = [lg.uniforms(keys[:, None], torch.arange(L), purpose) for purpose in (GROUP, ORDER)]
     rank = u[0].masked_fill(~wanted, torch.inf).argsort(1).argsort(1)
     group = (rank >= (wanted.sum(1, keepdim=True) + 1) // 2).long()  # halves of the wanted
@@ -62,7 +63,6 @@ def likelihoods(network: Network, tokens: Tensor, known: Tensor, wanted: Tensor,
     starts, ends = (torch.cat([(stage <= last).sum(1) for stage in stages]) for last in (1, 2))
     twice = tokens.repeat(2, 1)
     problems, index = split(twice, order, starts, ends)
-    answers = network(problems.to(device))
-    found = torch.zeros(2 * B * L)
-    found[index] = lg.log_probability(answers, twice.flatten()[index].to(device)).cpu()
+    found = torch.zeros(2 * B * L, dtype=torch.float64)
+    found[index] = -answer_costs(network, problems, twice.flatten()[index])
     return found.view(2, B, L).sum(0).masked_fill(~wanted, torch.inf)  # each is a target in one of its row's problems

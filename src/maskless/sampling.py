@@ -35,6 +35,11 @@ class Step:
     tokens: Tensor
 
 
+def numbered_from(begin: int, on_step: Callable[[Step], None]) -> Callable[[Step], None]:
+    """What watches a part of a call whose rows have the numbers `begin` and on."""
+    return lambda step: on_step(replace(step, rows=step.rows + begin))
+
+
 @dataclass(frozen=True, kw_only=True)
 class Truncation:
     """Temperature, then top-k, then nucleus; the defaults leave the model's distribution as it is."""
@@ -267,13 +272,14 @@ def sample_confident(
         owner, within = problems.target_offsets.owner, problems.target_offsets.within
         rows, positions = busy[owner], problems.targets
         logits = ask(problems, busy, number)
-        columns = positions + (number << 32)  # a step has random numbers of its own
+        device = torch.device("cpu") if logits.device.type == "mps" else logits.device  # which has float64
+        columns = positions.to(device) + (number << 32)  # a step has random numbers of its own
+        own, noisy = keys[rows].to(device), noises[rows, number].to(device)
         sharp = 0.5 * logits if number < warmup else logits
-        drawn = _draw(sharp, filter, rows, positions, lg.uniforms(keys[rows], columns, DRAW))
-        sure = lg.log_probability(logits, drawn.to(logits.device)).cpu().double()
-        sure += noises[rows, number] * lg.gumbel(lg.uniforms(keys[rows], columns, NOISE))
-        surest = sure.argsort(descending=True, stable=True)
-        surest = surest[owner[surest].argsort(stable=True)]  # row after row again, each from the surest on
+        drawn = _draw(sharp, filter, rows, positions, lg.uniforms(own, columns, DRAW))
+        sure = lg.log_probability(logits, drawn.to(logits.device)).to(device).double()
+        sure += noisy * lg.gumbel(lg.uniforms(own, columns, NOISE))
+        surest = problems.target_offsets.ranked(sure).cpu()
         positions, drawn = positions[surest], drawn[surest]
         plan.order[rows, starts[rows] + within] = positions
         kept = within < (ends - starts)[rows]

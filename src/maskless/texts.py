@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any, overload
 
 import torch
@@ -19,7 +20,7 @@ from maskless.nn.causal import CausalTransformer
 from maskless.objective import bound
 from maskless.order import COUNTS, ORDERS
 from maskless.revision import cooled, erased, steps_of
-from maskless.sampling import Filter, Plan, Step, Truncation, plan_causal, sample
+from maskless.sampling import Filter, Plan, Step, Truncation, numbered_from, plan_causal, sample
 from maskless.sampling import plan as make_plan
 
 OnStep = Callable[[Step], None]
@@ -111,7 +112,7 @@ def generate_texts(
         tokens = torch.tensor(given + [0] * (length - len(given))).repeat(rows, 1)
         known = torch.arange(length).expand(rows, length) < len(given)
         keys = row_keys(settings.seed, first + begin + torch.arange(rows))
-        watch = None if on_step is None else _numbered_from(begin, on_step)
+        watch = None if on_step is None else numbered_from(begin, on_step)
         texts += _texts(text, _sample(model, tokens, known, ~known, keys, settings, watch))
     return texts
 
@@ -172,11 +173,13 @@ def log_likelihood(
     the variational bound from `samples` splits.
     """
     if isinstance(tokens, str):
+        if known is not None:
+            raise ValueError("known= goes with token ids: expected none with a text")
         lead, own = _lead(model), _codec(model).encode(tokens)
         tokens = torch.tensor([lead + own], dtype=torch.long)
         known = (torch.arange(tokens.shape[1]) < len(lead))[None]
     single = tokens.ndim == 1
-    known = torch.zeros_like(tokens, dtype=torch.bool) if known is None else known
+    known = torch.zeros_like(tokens, dtype=torch.bool) if known is None else known.bool()
     tokens, known = (x.cpu()[None] if single else x.cpu() for x in (tokens, known))
     _check_rows(model, tokens, known)
     if samples < 1:
@@ -239,7 +242,7 @@ def _sample(
         plan = make_plan(known | (wanted & ~again), again, own, steps=steps, order=order, counts=counts)
         watch = None if on_step is None else _later(done, on_step)
         cool = filter(cooled(how.temperature, number, how.revise))
-        _follow(model, tokens, plan, own, cool, how.refresh, watch)
+        _follow(model, tokens, plan, own, partial(cool), how.refresh, watch)  # a plain function: rounds share buffers
         came = torch.where(again, done + plan.came(), came)
         new = plan.decided()
         decided = [[p for p in old if not again[row, p]] + new[row] for row, old in enumerate(decided)]
@@ -270,10 +273,6 @@ def _evaluating(model: Model) -> Iterator[None]:
             yield
     finally:
         model.network.train(training)
-
-
-def _numbered_from(begin: int, on_step: OnStep) -> OnStep:
-    return lambda step: on_step(replace(step, rows=step.rows + begin))
 
 
 def _later(done: int, on_step: OnStep) -> OnStep:

@@ -225,6 +225,7 @@ def test_log_likelihood_takes_a_row_or_a_text_too(model):
     tokens, known = rows_of(model, n=1), torch.tensor([[True, False, False, True, True, False]])
     assert log_likelihood(model, tokens[0], known[0]) == log_likelihood(model, tokens, known)[0]
     assert log_likelihood(model, tokens[0]).ndim == 0
+    assert torch.equal(log_likelihood(model, tokens, known.long()), log_likelihood(model, tokens, known))
     text = log_likelihood(model, "abcd", samples=2)
     assert torch.equal(text, log_likelihood(model, torch.tensor([list(b"abcd")]), samples=2))
 

@@ -38,6 +38,7 @@ def test_a_causal_model_says_what_it_cannot_do(causal, how, message):
         (lambda m: fill(m, f"a[{L}]"), f"{L + 1} tokens long: expected at most the model's context of {L}"),
         (lambda m: fill(m, "no gap here"), "no gap in the template"),
         (lambda m: fill(m, "a[2]", known=torch.ones(1, 3)), "known= goes with token ids"),
+        (lambda m: log_likelihood(m, "abc", torch.ones(1, 3)), "known= goes with token ids"),
         (lambda m: fill(m, torch.zeros(1, 3).long()), "with known= a mask of the same shape"),
         (lambda m: fill(m, torch.zeros(1, 3).long(), known=torch.ones(1, 2)), "a mask of the same shape"),
         (lambda m: fill(m, torch.zeros(1, 99).long(), known=torch.zeros(1, 99)), f"model's context of {L}"),

@@ -232,6 +232,7 @@ MEASURED = "evaluate {run} {features} --reference {photos} --out {out}"
         ("generate {run} --out {out} --prompt a", "--prompt is for models of text: this is one of pictures"),
         ("generate {run} --out {out} --label zebra", "unknown label 'zebra': expected one of dark, light"),
         ("generate {run}", "pictures go into a file: expected --out FILE.png"),
+        ("train --out {out} --data {data} --weights exact", "weights 'exact' are for text: expected arccos"),
         ("train-codec --out {out} --recipe cifar10-pgm", "recipe 'cifar10-pgm' is for train: expected"),
     ],
 )

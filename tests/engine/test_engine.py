@@ -157,6 +157,35 @@ def test_a_rare_refresh_is_an_approximation_that_starts_exact(tiny):
     assert pairs(seen["exact"][:2]) == pairs(seen["never"][:2])  # one token cannot be out of date
 
 
+def test_a_rare_refresh_does_not_depend_on_rows_beside(tiny):
+    """Also where a row rests in the step that refreshes the others."""
+    network, differ = tiny("position", scale=0.3), 0
+    for seed in range(8):
+        keys = row_keys(seed, torch.arange(B))
+        tokens, known = state("position", "nothing")
+        way = planned("position", known, keys, 6, counts="mdlm")
+        alone, exact = tokens.clone(), tokens.clone()
+        Engine(network).sample(tokens, way, keys, refresh=2)
+        Engine(network).sample(exact, way, keys)
+        for row in range(B):
+            own = Plan(way.order[row : row + 1], way.ends[row : row + 1])
+            Engine(network).sample(alone[row : row + 1], own, keys[row : row + 1], refresh=2)
+        assert torch.equal(alone, tokens)
+        differ += not torch.equal(exact, tokens)
+    assert differ
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float64])
+def test_weights_of_any_precision_are_folded(tiny, kind, dtype):
+    network, keys = tiny(kind).to(dtype), row_keys(1, torch.arange(B))
+    tokens, known = state(kind, "equal")
+    mine, way = tokens.clone(), planned(kind, known, keys, 3)
+    Engine(network).sample(mine, way, keys)
+    Engine(network.float()).sample(tokens, way, keys)
+    assert torch.equal(mine, tokens)
+
+
 def test_a_refreshed_step_is_exact_and_one_between_is_not(tiny):
     network, keys = tiny("position", scale=0.3), row_keys(1, torch.arange(B))
     tokens, known = state("position", "equal")

@@ -164,6 +164,10 @@ def test_gradients_have_a_variance(model, first, folder, command):
     ("words", "says"),
     [
         ("{pgm} --what speed", "--what 'speed' is unknown: expected some of bound, genppl, orders, leak, variance"),
+        (
+            "{pgm} --what genppl,orders --revise 2",
+            "expected no --what orders beside it",
+        ),
         ("{pgm} --what orders", "expected --data DIR (a prepared folder) or a text file for --what orders"),
         ("{pgm} --what variance", "expected --data DIR"),
         ("{pgm} --data {little}", "has too little text: 11 tokens, and a row needs 16"),

@@ -112,6 +112,19 @@ def test_processes_share_the_samples(model, monkeypatch):
     assert numbers == list(range(8))
 
 
+def test_the_first_batch_warms_up_and_its_time_does_not_count(monkeypatch):
+    """Unless it is the only one."""
+    clock = {"now": 0.0}
+
+    def draw(first: int, n: int, steps: int):
+        clock["now"] += 100 if first == 0 else n / 8
+        return [Sample([1, 2], "ab", 24)] * n
+
+    monkeypatch.setattr(genppl.time, "perf_counter", lambda: clock["now"])
+    speeds = [next(sweep(draw, [4], n, None, batch=2)).tokens_per_second for n in (7, 2)]
+    assert speeds == [24 * 8, pytest.approx(2 * 24 / 100)]
+
+
 def test_samples_are_those_that_generate_gives(model):
     import maskless
 

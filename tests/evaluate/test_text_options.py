@@ -120,6 +120,21 @@ def test_greedy_answers_are_those_that_filling_gives(kind, tiny):
         ]
 
 
+@pytest.mark.parametrize("kind", ["position", "masked"])
+def test_answers_at_once_may_follow_prefixes_of_any_length(kind, tiny):
+    """Six tokens in all, of which one to five are given, and some that end earlier."""
+    network, rng = tiny(kind, scale=0.4, seed=3), random.Random(0)
+    requests, expected = [], []
+    for n, end in [(1, 6), (2, 6), (3, 6), (5, 6), (2, 4), (3, 4), (4, 6), (2, 6)]:
+        rows = torch.tensor([[rng.randrange(10) for _ in range(end)]])
+        filled = maskless.fill(Model(network), rows, known=torch.arange(end)[None] < n, steps=1, temperature=0)
+        prefix, right = filled.tokens[0].tolist()[:n], filled.tokens[0].tolist()[n:]
+        requests += [(prefix, right), (prefix, [*right[:-1], (right[-1] + 1) % 10])]
+        expected += [True, False]
+    for batch in (1, 3, 32):
+        assert options.at_once(network, requests, batch=batch) == expected
+
+
 def test_requests_are_fitted_from_the_left():
     assert options.fitted([1, 2, 3, 4], [5, 6], 5, [0]) == ([0, 3, 4], [5, 6])
     assert options.fitted([1], [5], 5, [0]) == ([0, 1], [5])

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from maskless.evaluate.leak import leak
 from maskless.evaluate.orders import along
 from maskless.evaluate.variance import gradient_variance, objectives_of
-from maskless.objective import OBJECTIVES, bound, loss, pgm_exact
+from maskless.objective import OBJECTIVES, Task, bound, loss, mdlm, pgm_exact
 from maskless.problems import Problems, dense
 from maskless.schedule import bounded, released
 
@@ -192,6 +192,25 @@ def test_one_token_has_the_variance_of_its_weight(name):
     assert abs(found.variance - expected) < 4 * found.error
     assert abs(found.signal - g) < 4 * found.signal_error
     assert found.error < 0.1 * found.variance
+
+
+def test_at_equal_cost_draws_that_are_averaged_gain_nothing():
+    """Two of them have half the variance and cost twice as much."""
+
+    def draws(count: int):
+        def objective(tokens: Tensor, t: Tensor, u: Tensor, valid: Tensor) -> Task:
+            t, u = (torch.cat([x * 1000**i % 1 for i in range(count)]) for x in (t, u))
+            task = mdlm(tokens.repeat(count, 1), 0.2 + 0.6 * t, u, valid.repeat(count, 1))
+            return Task(task.problems, task.answers, task.weights / count)
+
+        return gradient_variance(Bias(5), torch.tensor([[3]]), objective, "mdlm", pairs=200)
+
+    one, two = draws(1), draws(2)
+    assert two.cost == 2 * one.cost
+    unsure = math.hypot(one.error * one.cost, two.error * two.cost)
+    assert abs(two.at_equal_cost - one.at_equal_cost) < 4 * unsure
+    assert abs(two.variance - one.variance) > 4 * unsure
+    assert two.as_dict()["at_equal_cost"] == two.at_equal_cost
 
 
 def test_the_variance_is_that_of_all_splits(tiny):

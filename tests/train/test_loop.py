@@ -6,12 +6,14 @@ import itertools
 import math
 import time
 
+import numpy as np
 import pytest
 import torch
 from accelerate import Accelerator
 from torch import Tensor
 
-from maskless.data.tokens import global_batch
+from maskless.data.image_tokens import ImageTokens, label_path
+from maskless.data.tokens import bin_path, global_batch
 from maskless.nn.partition import PartitionConfig, PartitionTransformer
 from maskless.objective import OBJECTIVES, Task, loss, noise
 from maskless.train.loop import Clock, Progress, TrainConfig, _tasks, is_due, learning_rate, train
@@ -139,6 +141,24 @@ def test_padding_neither_weighs_nor_counts(data):
         assert (task.weights == 0).equal(task.answers == pad)
         shared = [_tasks(rows, config, 0, 2, rank, pad, CPU)[1] for rank in range(2)]
         assert shared == [count, count], "every process divides by the count of the whole batch"
+
+
+@pytest.mark.parametrize("model", ["pgm", "maskgit"])
+def test_whether_a_label_is_hidden_has_nothing_to_do_with_what_is_predicted(model, tmp_path):
+    """Of pictures with 2 x 2 tokens: none of them tells of its label by being among the known ones."""
+    n, p = 4000, 0.5
+    np.zeros((2, 5), "<u2").tofile(bin_path(tmp_path, "train"))
+    np.array([0, 1], "<i4").tofile(label_path(tmp_path, "train"))
+    rows = ImageTokens(bin_path(tmp_path, "train"), "uint16", 2, 5, classes=2)
+    config = TrainConfig(model=model, weights="arccos", batch=n, label_dropout=p)
+    [task], _ = _tasks(rows, config, 0, 1, 0, None, CPU)
+    known = torch.zeros(len(task.problems), 5, dtype=torch.float64)
+    known[task.problems.offsets.owner, task.problems.positions] = 1
+    known, labels = (x.view(n, -1, *x.shape[1:])[:, 0] for x in (known, task.problems.labels))
+    hidden = (labels == 2).double()
+    assert abs(float(hidden.mean()) - p) < 4 * math.sqrt(p * (1 - p) / n)
+    correlation = torch.corrcoef(torch.cat([hidden[:, None], known[:, 1:]], 1).T)[0, 1:]
+    assert float(correlation.abs().max()) < 4 / math.sqrt(n)
 
 
 # Training

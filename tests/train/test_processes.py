@@ -61,7 +61,7 @@ def test_two_processes_have_the_losses_of_one(model, accumulate, stop, start_two
 
 
 def test_the_first_process_alone_writes_and_reports(start_two, configure, tmp_path):
-    first, second = start_two("maskless", "train", "--out", in_full(tmp_path, configure(steps=2)), "--resume")
+    first, second = start_two("maskless", "train", "--out", in_full(tmp_path, configure("ar", steps=2)), "--resume")
     end_well([first, second])
     assert "2 process(es)" in first.stderr
     assert "validation perplexity" in first.stdout

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -11,6 +12,7 @@ from rich.console import Console
 from run_folders import complete, leftovers, newest, weights
 
 import maskless
+from maskless.objective import mixed_seed
 from maskless.train import state
 from maskless.train.loop import TEXT_MODELS
 from maskless.train.report import read_metrics
@@ -75,6 +77,27 @@ def test_the_model_of_a_run_is_the_average_of_its_weights(configure, tmp_path):
     assert not all(trained[name].equal(value) for name, value in model.network.state_dict().items())
 
 
+def test_what_a_run_gives_back_is_what_it_measured_and_saved(configure, tmp_path):
+    model = run(tmp_path, configure(ema=0.5, dropout=0.2), Console(quiet=True)).model
+    saved = maskless.load(tmp_path).state_dict()
+    assert all(value.equal(saved[name]) for name, value in model.state_dict().items())
+    assert not model.network.training
+
+
+def test_dropout_has_random_numbers_of_its_own(configure, tmp_path, monkeypatch):
+    """With the seed of the groups it would drop the same features of the same tokens."""
+    seeds: dict[str, list[int]] = {"maskless.objective": [], "maskless.train.loop": []}
+
+    def noting(to: list[int]) -> Callable[..., int]:
+        return lambda *numbers: to.append(mixed_seed(*numbers)) or to[-1]
+
+    for module, found in seeds.items():
+        monkeypatch.setattr(f"{module}.mixed_seed", noting(found))
+    complete(tmp_path, configure(steps=3))
+    assert all(len(found) >= 3 for found in seeds.values())
+    assert not set.intersection(*map(set, seeds.values()))
+
+
 def test_training_goes_on_from_the_trained_weights_after_a_look_at_the_average(configure, losses, tmp_path):
     config = configure(ema=0.5)
     undisturbed = complete(tmp_path / "undisturbed", config)
@@ -118,6 +141,7 @@ def test_what_a_killed_process_left_is_swept_away(configure, tmp_path):
     for name in ("states/.step-00000003.pt.77.part", "model/.model.safetensors.77.part", ".run.json.77.part"):
         (tmp_path / name).parent.mkdir(exist_ok=True)
         (tmp_path / name).write_bytes(b"half")
+    (tmp_path / "model/.codec.77.part").mkdir()
     complete(tmp_path, config)
     assert leftovers(tmp_path) == []
 

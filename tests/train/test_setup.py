@@ -124,6 +124,8 @@ def test_a_run_goes_on_as_it_began_but_for_its_end_and_stations(text, tmp_path):
         (Request(train={"learning_rate": 0.1}), "learning_rate is 0.5"),
         (Request(train={"model": "mdlm"}), "model is pgm"),
         (Request(network={"width": 32}), "width is 64"),
+        (Request(network={"layers": 12}), r"layers is \d+ in"),
+        (Request(data=tmp_path), f"data is {folder / 'data'} in {folder}, not {tmp_path}"),
     ):
         with pytest.raises(ValueError, match=message):
             resumed(folder, wrong)

@@ -113,6 +113,8 @@ def _what(asked: Asked) -> list[str]:
     for option, measures in GOES_WITH.items():
         if asked.given.get(option) not in (None, False) and not set(measures) & set(what):
             raise ValueError(f"--{option} goes with --what {' or '.join(measures)}, not with {', '.join(what)}")
+    if asked.given.get("revise") and "orders" in what:
+        raise ValueError("--revise goes with a planned order: expected no --what orders beside it")
     if asked.given.get("save-texts") and asked.given.get("out") is None:
         raise ValueError("--save-texts keeps the texts in --out: expected --out FILE.json")
     return list(dict.fromkeys(what))

@@ -157,9 +157,11 @@ class _Way:
         """Take a step of the plan; anew: what is in the cache is out of date."""
         starts, ends = self.ends[:, number], self.ends[:, number + 1]
         busy = ends > starts
+        if anew:  # also of rows that rest in this step: they do not depend on those beside them
+            self.encoded = torch.zeros_like(starts)
         if not bool(busy.any()):
             return
-        encoded = torch.zeros_like(starts) if anew else self.encoded
+        encoded = self.encoded
         whole, guided = bool((encoded[busy] == 0).all()), False
         if self.weights is not None:
             guided = bool(self.run.memory.caches) or bool(self.weights[busy, number].any())

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+
 import torch
 from torch import nn
 
@@ -28,6 +30,8 @@ def serves(network: nn.Module) -> bool:
 def fold(network: nn.Module, maps: Maps) -> Body:
     """The body of a network."""
     with torch.no_grad():
+        if next(network.parameters()).dtype != torch.float32:
+            network = copy.deepcopy(network).float()  # weights are folded in float32
         if isinstance(network, PartitionTransformer):
             return PartitionBody(network, maps)
         if isinstance(network, MaskedTransformer):

@@ -9,11 +9,10 @@ Shapes: B sequences, L length, K steps, U targets, V vocabulary.
 
 from __future__ import annotations
 
-from functools import partial
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from maskless import texts
 from maskless.checkpoint import Model
@@ -23,10 +22,9 @@ from maskless.evaluate.genppl import Draw, Sample, sample_of
 from maskless.logits import row_keys
 from maskless.nn import Network, autocast, device_of
 from maskless.nn.causal import CausalTransformer
-from maskless.nn.loss import costs_each
-from maskless.objective import negative_log_likelihood
+from maskless.nn.loss import answer_costs
 from maskless.order import COUNTS, ORDERS
-from maskless.problems import Problems, split
+from maskless.problems import split
 from maskless.sampling import Plan, Truncation, plan, sample_confident
 
 CONFIDENCE = "confidence"
@@ -69,18 +67,9 @@ def along(
         step = (K * (sample + shift) / n).long().clamp_max(K - 1)[:, None] if n < K else torch.full((B, 1), sample)
         starts, ends = (planned.ends.gather(1, step + more)[:, 0] for more in (0, 1))
         problems, index = split(tokens, planned.order, starts, ends)
-        cost = costs(network, problems, tokens.flatten()[index]) * counted.flatten()[index]
+        cost = answer_costs(network, problems, tokens.flatten()[index]) * counted.flatten()[index]
         total.index_add_(0, problems.target_offsets.owner, cost)
     return total * (K / n)
-
-
-def costs(network: Network, problems: Problems, answers: Tensor) -> Tensor:
-    """The cost of each answer, in float64 on the CPU.  -> (U,)"""
-    device = device_of(network)
-    problems, answers = problems.to(device), answers.to(device)
-    if isinstance(network, nn.Module) and hasattr(network, "head"):  # the logits of all targets are never there at once
-        return network(problems, partial(costs_each, answers=answers)).double().cpu()
-    return negative_log_likelihood(network(problems), answers).double().cpu()
 
 
 def _along_confidence(network: Network, tokens: Tensor, planned: Plan, counted: Tensor) -> Tensor:
@@ -91,8 +80,7 @@ def _along_confidence(network: Network, tokens: Tensor, planned: Plan, counted: 
         owner, within = problems.target_offsets.owner, problems.target_offsets.within
         log_p = network(problems.to(device)).float().log_softmax(-1)
         sure, cost = log_p.amax(-1).cpu(), -log_p.gather(1, tokens.flatten()[index, None].to(device))[:, 0].cpu()
-        surest = sure.argsort(descending=True, stable=True)
-        surest = surest[owner[surest].argsort(stable=True)]  # row after row again, each from the surest on
+        surest = problems.target_offsets.ranked(sure)
         planned.order[owner, starts[owner] + within] = problems.targets[surest]
         decided = surest[within < (ends - starts)[owner]]
         total.index_add_(0, owner[decided], cost[decided].double() * counted.flatten()[index[decided]])

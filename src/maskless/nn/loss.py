@@ -12,15 +12,18 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from functools import cache
+from functools import cache, partial
 from importlib.util import find_spec
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
+from maskless.logits import log_probability
+from maskless.nn import Network, device_of
 from maskless.nn.blocks import Head
+from maskless.problems import Problems
 
 CHUNK_BYTES = 600 * 2**20  # the logits of a chunk: large enough for full speed, small beside the activations
 ALIGNED = 64  # ids: rows of logits that begin at odd addresses would make the products on a GPU slow
@@ -42,6 +45,15 @@ def costs_each(head: Head, x: Tensor, condition: Tensor, *, answers: Tensor) -> 
     rows = chunk_size(len(hidden), len(weight), dtype)
     with torch.no_grad(), torch.autocast(hidden.device.type, enabled=False):
         return _walk(hidden, weight, bias, answers, ones, head.never, rows, dtype)
+
+
+def answer_costs(network: Network, problems: Problems, answers: Tensor) -> Tensor:
+    """The cost of each answer to problems, of a network or of a function, in float64 on the CPU.  (U,) -> (U,)"""
+    device = device_of(network)
+    problems, answers = problems.to(device), answers.to(device)
+    if isinstance(network, nn.Module) and hasattr(network, "head"):  # the logits of all targets are never there at once
+        return network(problems, partial(costs_each, answers=answers)).double().cpu()
+    return -log_probability(network(problems), answers).double().cpu()
 
 
 def weighted_cross_entropy(

@@ -205,7 +205,7 @@ def take_steps(
         rate = learning_rate(config, step, share)
         for group in optimizer.param_groups:
             group["lr"] = rate
-        torch.manual_seed(mixed_seed(config.seed, step, rank))  # dropout
+        torch.manual_seed(mixed_seed(config.seed, step, 1 + rank))  # dropout; 0 would be the seed of the noise
         settled = _compiles(config, device) and step >= start + SETTLED
         with _compiling_noticed() if settled else nullcontext():
             loss = _backward(network, once, work.ready, pieces, world / count, accelerator)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import math
+import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -149,7 +150,7 @@ class Run:
         """The validation bound of the averaged weights."""
         with self.clock.paused(), self._averaged():
             measured = likelihood(
-                self.network, self.data.split("valid"), sequences=sequences, samples=4, pad=self.data.pad
+                self.model.network, self.data.split("valid"), sequences=sequences, samples=4, pad=self.data.pad
             )
         numbers = {"validation": measured.nats, "error": measured.error, "perplexity": measured.perplexity}
         self._note(step=step, **numbers)
@@ -263,6 +264,8 @@ def complete(this: Run, console: Console, *, name: str) -> Summary:
         samples = this.samples(2)
         bar.update(task, text=f"{speed:>9,.0f} tokens/s")
     this.close()
+    this.ema.moved_into(this.network.parameters())  # what is given back is what was measured and saved
+    this.model.network.eval()
     return Summary(this.model, measured, samples, done, seconds, speed)
 
 
@@ -283,7 +286,7 @@ def processes() -> PartialState:
 def _sweep(folder: Path) -> None:
     """Remove what a killed process left half-written."""
     for part in (*folder.glob(".*.part"), *folder.glob("*/.*.part")):
-        part.unlink()
+        shutil.rmtree(part) if part.is_dir() else part.unlink()
 
 
 def _accelerator(settings: TrainConfig, folder: Path) -> Accelerator:

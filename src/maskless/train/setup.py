@@ -59,6 +59,8 @@ def configure(folder: Path, request: Request, prepare: Prepare) -> RunConfig:
     if request.data is not None and holds_images(request.data):
         images = open_images(request.data)
         config = image_network_config(settings.model, images, **network)
+        if settings.model == "pgm" and settings.weights != "arccos":
+            raise ValueError(f"weights {settings.weights!r} are for text: expected arccos, since these are pictures")
         return RunConfig(data=str(images.folder.resolve()), network=dataclasses.asdict(config), train=settings)
     if settings.model == "maskgit" or settings.weights == "arccos":
         raise ValueError("maskgit and the arccos weights are for pictures: this is text")
@@ -104,7 +106,10 @@ CHANGEABLE = ("steps", "minutes", "evaluate_every", "sample_every", "save_every"
 def resumed(folder: Path, request: Request) -> RunConfig:
     """The configuration of a run that goes on, with a new end or other stations if the request names them."""
     config = RunConfig.read(folder)
-    own = dataclasses.asdict(config.train) | {k: v for k, v in config.network.items() if k in request.network}
+    network = {"layers": config.network.get("encoder", 0) + config.network.get("decoder", 0)} | config.network
+    own = dataclasses.asdict(config.train) | {k: v for k, v in network.items() if k in request.network}
+    if request.data is not None and str(request.data.resolve()) != config.data:
+        raise ValueError(f"data is {config.data} in {folder}, not {request.data}: a run goes on as it began")
     for name, value in (request.network | request.train).items():
         if name in own and name not in CHANGEABLE and own[name] != value:
             raise ValueError(f"{name} is {own[name]} in {folder}, not {value}: a run goes on as it began")
