@@ -52,7 +52,7 @@ def generate(
 
     maskless generate runs/my --n 4 --steps 32 --seed 0 --temperature 1 --top-p 0.9
 
-    maskless generate runs/photos --label cat --label ship --guidance 2 --out pictures.png
+    maskless generate runs/photos --label cat --label ship --guidance 6 --out pictures.png
     """
     from maskless import api
 
