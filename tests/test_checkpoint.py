@@ -9,7 +9,7 @@ from safetensors.torch import load_file, save_file
 
 from maskless import checkpoint
 from maskless.checkpoint import Model, write_aside
-from maskless.codec.text import byte_codec
+from maskless.codec.text import byte_codec, train_bpe
 from maskless.problems import dense
 
 KINDS = ["position", "mean", "logsumexp", "ordered", "masked", "causal"]
@@ -115,6 +115,24 @@ def test_a_config_of_other_sizes_is_one_clear_line(saved):
     config["network"]["vocab"] = 300
     file.write_text(json.dumps(config))
     refused(saved, r"'embedding.weight' is \(257, 16\), expected \(300, 16\)")
+
+
+@pytest.mark.parametrize(
+    "change",
+    [{"classes": 5}, {"classes": [1]}, {"layout": "foo"}, {"network": {"heads": 0}}, {"network": {"condition": -5}}],
+    ids=str,
+)
+def test_a_config_with_odd_values_is_one_clear_line(saved, change):
+    file = saved / "config.json"
+    config = json.loads(file.read_text())
+    network = config["network"] | change.get("network", {})
+    file.write_text(json.dumps(config | change | {"network": network}))
+    refused(saved, "not a maskless config")
+
+
+def test_a_tokenizer_with_more_ids_than_the_network_is_refused(saved):
+    train_bpe(["a b c abc"] * 9, 300).save(saved)
+    refused(saved, "the tokenizer has .* ids, the network only 257")
 
 
 def test_a_config_in_another_encoding_is_one_clear_line(saved):

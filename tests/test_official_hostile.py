@@ -41,6 +41,7 @@ def test_a_file_that_does_not_exist_is_a_value_error(tmp_path):
         {"ema": {"shadow_params": [0.5] * len(parameters(random_state(**PGM)))}},
         {"state_dict": {5: torch.zeros(2)}},
         {"state_dict": [1, 2]},
+        {"state_dict": random_state(**PGM) | {"encoder.blocks.99999999.norm1.weight": torch.zeros(2)}},
     ],
     ids=lambda odd: str(odd)[:60],
 )

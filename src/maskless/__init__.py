@@ -19,3 +19,7 @@ def __getattr__(name: str) -> Any:
     if name not in __all__:
         raise AttributeError(f"module 'maskless' has no attribute {name!r}")
     return getattr(importlib.import_module("maskless.api"), name)
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

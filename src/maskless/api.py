@@ -12,7 +12,7 @@ from maskless import official
 from maskless.checkpoint import Model
 from maskless.codec.text import codec
 from maskless.images import ImageHow, Picture, fill_image, generate_images
-from maskless.texts import How, OnStep, Sampled, Text, fill_text, generate_texts, log_likelihood
+from maskless.texts import How, OnStep, Sampled, Text, check_model, fill_text, generate_texts, log_likelihood
 
 __all__ = ["How", "ImageHow", "Picture", "Sampled", "Text", "fill", "generate", "load", "log_likelihood"]
 
@@ -39,7 +39,11 @@ def load(
         model = Model.from_pretrained(path / "model")
     else:
         model = Model.from_pretrained(name)
+    if not path.is_file() and (weights != "ema" or queries is not None):
+        raise ValueError(f"weights and queries are chosen for released files only: {name} is none")
     if tokenizer is not None:
+        if model.codec is not None or model.layout == "image":
+            raise ValueError(f"{name} brings its own codec: leave the tokenizer {tokenizer} out")
         model.codec = codec(str(tokenizer))
         if model.codec.vocab > model.config.vocab:
             raise ValueError(
@@ -52,7 +56,7 @@ def generate(
     model: Model,
     n: int | None = None,
     *,
-    labels: Sequence[str | int] | None = None,
+    labels: Sequence[str | int] | str | int | None = None,
     on_step: OnStep | None = None,
     **how: Any,
 ) -> list[Any]:
@@ -60,6 +64,7 @@ def generate(
 
     Texts take prompt, length, first, batch and the keywords of `How`; pictures take batch and those of `ImageHow`.
     """
+    check_model(model)
     if model.layout == "image":
         return generate_images(model, labels, n, on_step=on_step, **how)
     if labels is not None:
@@ -71,6 +76,7 @@ def fill(model: Model, what: Any, *, known: Any = None, on_step: OnStep | None =
     """A text with its gaps filled (`texts.fill_text`): "The [8] sat on [12].", several of them, or token ids with
     known=. Or a picture (`images.fill_image`) of which known=, a mask of its pixels, says what stays; label= its class.
     """
+    check_model(model)
     if model.layout == "image":
         return fill_image(model, what, known, on_step=on_step, **how)
     return fill_text(model, what, known=known, on_step=on_step, **how)

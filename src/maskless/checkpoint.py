@@ -33,6 +33,7 @@ NETWORKS: dict[str, tuple[type[Any], type[nn.Module]]] = {
     "causal": (CausalConfig, CausalTransformer),
     "maskgit": (MaskGITConfig, MaskGIT),
 }
+LAYOUTS = ("packed", "wrapped", "padded", "image")
 FILES = ["config.json", "model.safetensors", "tokenizer.json", "codec/*"]
 
 
@@ -135,7 +136,10 @@ class Model(nn.Module):
             codec = TextCodec.load(folder)
         elif (folder / "codec").is_dir():
             codec = read_codec(folder / "codec")
-        return cls(network, codec, layout, classes).eval()
+        model = cls(network, codec, layout, classes).eval()
+        if isinstance(codec, TextCodec) and codec.vocab > model.config.vocab:
+            raise ValueError(f"{folder}: the tokenizer has {codec.vocab} ids, the network only {model.config.vocab}")
+        return model
 
     def push_to_hub(self, repo: str, *, private: bool = False) -> str:
         """Upload the model folder to the Hugging Face hub; returns its address."""
@@ -172,9 +176,11 @@ def _read_network(folder: Path) -> tuple[nn.Module, str, list[str]]:
         kind, layout, classes = config["kind"], config["layout"], config.get("classes", [])
         make_config, make_network = NETWORKS[kind]
         network = make_network(make_config(**config["network"]))
+        if layout not in LAYOUTS or not (isinstance(classes, list) and all(isinstance(name, str) for name in classes)):
+            raise TypeError(f"layout {layout!r}, classes {classes!r}")
     except FileNotFoundError:
         raise ValueError(f"{folder} is not a model folder: it has no config.json") from None
-    except (json.JSONDecodeError, UnicodeDecodeError, KeyError, TypeError) as error:
+    except (json.JSONDecodeError, UnicodeDecodeError, KeyError, TypeError, RuntimeError, ArithmeticError) as error:
         raise ValueError(f"{folder / 'config.json'} is not a maskless config: {error!r}") from None
     file = folder / "model.safetensors"
     try:

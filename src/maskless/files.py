@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import shutil
+import stat
 import uuid
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -14,7 +15,12 @@ def write_aside(path: Path, write: Callable[[Path], object]) -> None:
     """Let `write` make a file beside `path`, then rename it into place: a kill or a full disk leaves the old file."""
     aside = path.with_name(f".{path.name}.{os.getpid()}.part")
     try:
+        aside.unlink(missing_ok=True)
+        aside.touch()
+        mode = stat.S_IMODE(aside.stat().st_mode)  # what the umask says; safetensors gives 0600
         write(aside)
+        if stat.S_IMODE(aside.stat().st_mode) != mode:
+            aside.chmod(mode)
         os.replace(aside, path)
     finally:
         aside.unlink(missing_ok=True)

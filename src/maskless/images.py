@@ -85,7 +85,7 @@ class Picture:
 
 def generate_images(
     model: Model,
-    labels: Sequence[str | int] | None = None,
+    labels: Sequence[str | int] | str | int | None = None,
     n: int | None = None,
     *,
     batch: int = 64,
@@ -141,7 +141,7 @@ def fill_image(
     return Picture(_image(kept[0]), filled.label, filled.tokens, filled.steps)
 
 
-def class_ids(model: Model, labels: Sequence[str | int] | None, n: int | None) -> Tensor:
+def class_ids(model: Model, labels: Sequence[str | int] | str | int | None, n: int | None) -> Tensor:
     """Numbers of labels given by name or number; without labels n of them in turn.  -> (B,)"""
     count = model.config.classes
     if labels is None:
@@ -151,6 +151,7 @@ def class_ids(model: Model, labels: Sequence[str | int] | None, n: int | None) -
         return dropped(model, n) if count is None or unnamed else torch.arange(n) % count
     if count is None:
         raise ValueError("this model knows no classes: expected no labels")
+    labels = [labels] if isinstance(labels, str | int) else labels
     if n is not None and n != len(labels):
         raise ValueError(f"n {n} and {len(labels)} labels: expected one of the two")
     names = {name: i for i, name in enumerate(model.classes)}

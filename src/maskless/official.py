@@ -123,7 +123,10 @@ def read(path: str | Path, *, weights: str = "ema", queries: str | None = None, 
     stored = content["model_state_dict" if images else "state_dict"]
     state = {_bare(str(name)): value for name, value in stored.items() if isinstance(value, Tensor)}
     settings = _entry(_plain(_entry(content.get("hyper_parameters"), "config")), "model")
-    network = _empty_network(path, state, settings, queries, length)
+    try:
+        network = _empty_network(path, state, settings, queries, length)
+    except (TypeError, RuntimeError, IndexError, ArithmeticError) as error:
+        raise ValueError(f"{path} is not a released checkpoint: {error!r}") from None
     names = _names(network)
     source = _ema(path, content, names) if weights == "ema" and not images else state
     if unknown := [name for name in state if name not in names and not name.endswith(IGNORED)]:
@@ -244,7 +247,10 @@ def _square(length: int) -> tuple[int, int] | None:
 
 
 def _depth(state: dict[str, Tensor], prefix: str) -> int:
-    return 1 + max((int(n[len(prefix) :].split(".")[0]) for n in state if n.startswith(prefix)), default=-1)
+    numbers = {n[len(prefix) :].split(".")[0] for n in state if n.startswith(prefix)}
+    if numbers != {str(number) for number in range(len(numbers))}:
+        raise TypeError(f"the layers {prefix}* are not numbered from 0 on")
+    return len(numbers)
 
 
 def _ema(path: Path, content: dict[str, Any], names: dict[str, str]) -> dict[str, Tensor]:

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
+from pathlib import Path
 from typing import Any, overload
 
 import torch
@@ -143,7 +144,8 @@ def fill_text(
         return _fill_tokens(model, text, known, settings, on_step)
     if known is not None:
         raise ValueError("known= goes with token ids; a text marks its gaps itself, as in 'The [8] sat.'")
-    templates = [parse_gaps(_codec(model), one) for one in ([text] if isinstance(text, str) else text)]
+    given = [text] if isinstance(text, str) or not isinstance(text, Iterable) else text
+    templates = [parse_gaps(_codec(model), one) for one in given]
     if not templates:
         return []
     lead = _lead(model)
@@ -172,12 +174,15 @@ def log_likelihood(
     known (B, L) bool: tokens that are given, not scored. Exact for a causal model; otherwise an unbiased estimate of
     the variational bound from `samples` splits.
     """
+    check_model(model)
     if isinstance(tokens, str):
         if known is not None:
             raise ValueError("known= goes with token ids: expected none with a text")
         lead, own = _lead(model), _codec(model).encode(tokens)
         tokens = torch.tensor([lead + own], dtype=torch.long)
         known = (torch.arange(tokens.shape[1]) < len(lead))[None]
+    if not isinstance(tokens, Tensor):
+        raise ValueError(f"tokens is a {type(tokens).__name__}: expected one text, or a tensor of token ids (B, L)")
     single = tokens.ndim == 1
     known = torch.zeros_like(tokens, dtype=torch.bool) if known is None else known.bool()
     tokens, known = (x.cpu()[None] if single else x.cpu() for x in (tokens, known))
@@ -187,6 +192,13 @@ def log_likelihood(
     with _evaluating(model):
         score = -bound(model.network, tokens, known, samples=samples, seed=seed)
     return score[0] if single else score
+
+
+def check_model(model: object) -> None:
+    """Raise a ValueError about what is not a model, such as the name of one."""
+    if not hasattr(model, "network"):  # what torch.compile makes of a model is none by its type
+        given = repr(str(model)) if isinstance(model, str | Path) else f"a {type(model).__name__}"
+        raise ValueError(f"model is {given}: expected what maskless.load gives")
 
 
 def _fill_tokens(model: Model, tokens: Tensor, known: Tensor | None, settings: How, on_step: OnStep | None) -> Sampled:

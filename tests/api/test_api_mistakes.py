@@ -1,5 +1,7 @@
 """A user's mistakes are value errors that name what was given and what was expected."""
 
+from pathlib import Path
+
 import pytest
 import torch
 from api_models import L
@@ -39,6 +41,11 @@ def test_a_causal_model_says_what_it_cannot_do(causal, how, message):
         (lambda m: fill(m, "no gap here"), "no gap in the template"),
         (lambda m: fill(m, "a[2]", known=torch.ones(1, 3)), "known= goes with token ids"),
         (lambda m: log_likelihood(m, "abc", torch.ones(1, 3)), "known= goes with token ids"),
+        (lambda m: generate(m, prompt=["a", "b"]), r"a text is \['a', 'b'\]: expected one string, not a list"),
+        (lambda m: generate(m, prompt=["a", "b", "c"]), "expected one string, not a list"),
+        (lambda m: fill(m, [["a[2]", "b[2]"]]), "expected one string, not a list"),
+        (lambda m: fill(m, 7), "a text is 7: expected one string, not a int"),
+        (lambda m: log_likelihood(m, ["a", "b"]), "tokens is a list: expected one text, or a tensor of token ids"),
         (lambda m: fill(m, torch.zeros(1, 3).long()), "with known= a mask of the same shape"),
         (lambda m: fill(m, torch.zeros(1, 3).long(), known=torch.ones(1, 2)), "a mask of the same shape"),
         (lambda m: fill(m, torch.zeros(1, 99).long(), known=torch.zeros(1, 99)), f"model's context of {L}"),
@@ -47,6 +54,18 @@ def test_a_causal_model_says_what_it_cannot_do(causal, how, message):
 def test_mistakes_are_named_with_what_was_expected(plain, call, message):
     with pytest.raises(ValueError, match=message):
         call(plain)
+
+
+@pytest.mark.parametrize("model", ["stories", Path("stories"), None, torch.zeros(2)])
+def test_what_is_not_a_model_is_named(model):
+    given = "'stories'" if isinstance(model, str | Path) else f"a {type(model).__name__}"
+    for call in (lambda: generate(model), lambda: fill(model, "a[2]"), lambda: log_likelihood(model, "a")):
+        with pytest.raises(ValueError, match=f"model is {given}: expected what maskless.load gives"):
+            call()
+
+
+def test_a_compiled_model_is_a_model(plain):
+    assert generate(torch.compile(plain), length=4) == generate(plain, length=4)
 
 
 ROW = torch.zeros(1, 4, dtype=torch.long)

@@ -3,11 +3,17 @@
 from __future__ import annotations
 
 import json
+import shlex
+import subprocess
+import sys
 
+import pytest
 import torch
 from PIL import Image
+from typer.main import get_command
 
 import maskless
+from maskless import cli
 from maskless.train.report import read_metrics
 from nn.reference import parameters, random_state
 
@@ -149,3 +155,25 @@ def test_help_shows_an_example_of_every_command(command):
         ended = command(name, "--help")
         assert ended.code == 0
         assert f"maskless {name} " in ended.out
+
+
+@pytest.mark.parametrize("name", ["train", "distill", "train-codec"])
+def test_every_option_of_training_has_a_help_text(name):
+    found = get_command(cli.app).commands[name].params
+    assert [one.name for one in found if not one.help] == []
+
+
+def test_the_version_is_shown(command):
+    assert command("--version") == (0, f"maskless {maskless.__version__}\n", "")
+
+
+def test_the_public_names_are_listed():
+    done = "import maskless, sys; print({*maskless.__all__} <= {*dir(maskless)}, 'torch' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", done], capture_output=True, text=True).stdout == "True False\n"
+
+
+def test_what_to_try_next_can_be_pasted(text, command, tmp_path):
+    to = tmp_path / "my [new] run"
+    ended = command("train", "--text", text, "--out", to, *TINY, "--steps", 1, "--evaluate-every", 0)
+    tried = shlex.split(ended.out.splitlines()[-1].partition("try: maskless ")[2])
+    assert tried == ["generate", str(to)]

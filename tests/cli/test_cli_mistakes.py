@@ -4,13 +4,19 @@ from __future__ import annotations
 
 import errno
 import shutil
+import subprocess
+import sys
 import threading
+from collections.abc import Callable
 from pathlib import Path
+from typing import NoReturn
 
+import numpy as np
 import pytest
+import torch
 from running import Ended, really
 
-from maskless.cli import entry
+from maskless.cli import commands, entry
 from maskless.codec.text import byte_codec
 from maskless.data.prepare import prepare
 from maskless.order import COUNTS, ORDERS
@@ -26,11 +32,19 @@ def one_line(ended: Ended) -> str:
     return ended.err.removeprefix("error: ").strip()
 
 
+def raising(error: BaseException | type[BaseException]) -> Callable[..., NoReturn]:
+    def fail(**_: object) -> NoReturn:
+        raise error
+
+    return fail
+
+
 @pytest.mark.parametrize(
     ("arguments", "says"),
     [
         (["train", "--out", "{out}", "--text", "nowhere.txt"], "nowhere.txt: no such file or folder"),
         (["train", "--out", "{out}", "--text", "{empty}"], "the file is empty"),
+        (["prepare", "{text}", "--out", "{out}", "--flips"], "--flips is for pictures: this is text"),
         (["train", "--out", "{out}", "--text", "{binary}"], "not text, it holds NUL bytes"),
         (["train", "--out", "{out}", "--text", "{latin}"], "not UTF-8 text"),
         (["train", "--out", "{out}", "--text", "{short}"], "too little text for the"),
@@ -45,7 +59,12 @@ def one_line(ended: Ended) -> str:
         ),
         (["train", "--out", "{out}", "--text", "{text}", "--vocab", "100"], "vocab is 100: expected at least 257"),
         (["train", "--out", "{out}", "--text", "{text}", "--length", "0"], "length is 0: expected 3 or more"),
-        (["train", "--out", "{out}", "--resume"], "what to train on?"),
+        (
+            ["train", "--out", "{out}", "--resume"],
+            "nothing to resume: {out} has no run.json; give --text or --data to begin",
+        ),
+        (["distill", "--out", "{out}", "--resume"], "nothing to resume: {out} has no distill.json; give MODEL and"),
+        (["train-codec", "--out", "{out}", "--resume"], "nothing to resume: {out} has no run.json; give --images"),
         (["train", "--out", "{text}", "--text", "{text}"], "is not a folder"),
         (["train", "--out", "{out}", "--data", "{data}", "--model", "gpt"], "pgm, mdlm, mdlm-complementary, ar"),
         (["train", "--out", "{out}", "--data", "{data}", "--weights", "fair"], "one of bounded, released, exact"),
@@ -174,20 +193,87 @@ def test_a_real_process_ends_with_one_line_too(arguments, tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("word", "says"),
+    ("error", "says"),
     [
-        ("train", "interrupted; a training run goes on with --resume"),
-        ("evaluate", "interrupted"),
-        ("serve", "interrupted"),
+        (lambda: torch.empty(2**50, dtype=torch.uint8), "can't allocate memory"),
+        (lambda: np.empty(2**60, np.uint8), "Unable to allocate"),
+        (lambda: bytearray(2**62), "no more could be had"),
+        (raising(torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2 GiB.\nmore")), "2 GiB.\n"),
+    ],
+    ids=["torch", "numpy", "python", "cuda"],
+)
+def test_too_little_memory_is_one_line_that_says_what_to_do(error, says, command, monkeypatch):
+    monkeypatch.setattr(commands, "app", lambda **_: error())
+    ended = command("train", "--text", "my.txt", "--out", "run", "--batch", 10**8)
+    assert one_line(ended).startswith("out of memory: try a smaller --batch, or --accumulate; ")
+    assert says in ended.err
+    assert "smaller" not in command("bench").err
+
+
+def test_another_error_of_torch_keeps_its_traceback(command, monkeypatch):
+    monkeypatch.setattr(commands, "app", lambda **_: torch.ones(2) @ torch.ones(3))
+    with pytest.raises(RuntimeError, match="inconsistent tensor size"):
+        command("train")
+
+
+@pytest.mark.parametrize(
+    ("words", "says"),
+    [
+        (["train", "--out", "{run}"], "interrupted; a training run goes on with --resume"),
+        (["train-codec", "--out={run}"], "interrupted; a training run goes on with --resume"),
+        (["distill", "--out", "{run}"], "interrupted"),
+        (["train", "--out", "{run}/new"], "interrupted"),
+        (["train"], "interrupted"),
+        (["evaluate", "--out", "{run}"], "interrupted"),
+        (["serve"], "interrupted"),
     ],
 )
-def test_an_interruption_speaks_of_resuming_only_where_that_can_be_done(word, says, monkeypatch, capsys):
-    def interrupted(**_: object) -> None:
-        raise KeyboardInterrupt
+def test_an_interruption_speaks_of_resuming_only_where_that_can_be_done(words, says, command, monkeypatch, tmp_path):
+    (tmp_path / "run.json").write_text("{}")
+    monkeypatch.setattr(commands, "app", raising(KeyboardInterrupt))
+    ended = command(*(word.format(run=tmp_path) for word in words))
+    assert ended == (130, "", f"{says}\n")
 
-    monkeypatch.setattr(entry, "app", interrupted)
-    monkeypatch.setattr("sys.argv", ["maskless", word])
-    with pytest.raises(SystemExit) as ended:
-        entry.main()
-    assert ended.value.code == 130
-    assert capsys.readouterr().err == f"{says}\n"
+
+def test_an_interruption_inside_an_eval_keeps_the_exit_code(tmp_path):
+    """Where typer reads the annotations of a command, and where classes are made of text."""
+    (tmp_path / "pressed.py").write_text(
+        "from maskless.cli import commands, main\n"
+        "def press(): raise KeyboardInterrupt\n"
+        "commands.app = lambda **_: eval('press()')\n"
+        "main()\n"
+    )
+    words = [sys.executable, "-m", "pressed"]
+    done = subprocess.run(words, capture_output=True, text=True, cwd=tmp_path, check=False)
+    assert (done.returncode, done.stderr) == (130, "interrupted\n")
+
+
+STARTS = """
+import os, signal, sys
+
+class Pressed:  # Ctrl-C as soon as a module is looked for
+    def find_spec(self, name, *_):
+        if name == {module!r}:
+            sys.meta_path.remove(self)
+            os.kill(os.getpid(), signal.SIGINT)
+
+signal.signal(signal.SIGINT, signal.default_int_handler)  # a job in the background would ignore it
+sys.meta_path.insert(0, Pressed())
+from maskless.cli import main
+sys.argv[1:] = ["prepare", {text!r}, "--out", {out!r}]
+try:
+    main()
+finally:
+    print({last!r} in sys.modules)
+"""
+
+
+@pytest.mark.parametrize(
+    ("module", "last"), [("typer", "maskless.cli.serve"), ("torch.distributed", "torch._meta_registrations")]
+)
+def test_an_interruption_waits_until_modules_are_loaded_and_is_one_line(module, last, text, tmp_path):
+    """Where it does not wait, torch aborts now and then, in the start of what `torch.distributed` is made of."""
+    script = STARTS.format(module=module, last=last, text=str(text), out=str(tmp_path / "data"))
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stdout, done.stderr) == (130, "True\n", "interrupted\n")
+    assert list(tmp_path.iterdir()) == []

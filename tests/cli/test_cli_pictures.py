@@ -74,6 +74,19 @@ def test_from_a_folder_of_pictures_to_new_ones(run, tmp_path, monkeypatch, capsy
     assert Image.open(gif).n_frames == 6
 
 
+def test_into_a_folder_go_the_pictures_as_they_are(run, tmp_path, monkeypatch, capsys):
+    new, old = tmp_path / "new", tmp_path / "v1.0"
+    old.mkdir()
+    for to in (new, old):
+        assert maskless(monkeypatch, "generate", run, "--label", "dark", "--label", 1, "--steps", 4, "--out", to) == 0
+        assert capsys.readouterr().out == f"{to}: 2 pictures\n"
+        assert sorted(path.name for path in to.iterdir()) == ["00000-dark.png", "00001-light.png"]
+        for path, one in zip(
+            sorted(to.iterdir()), images.generate_images(api.load(run), ["dark", 1], steps=4), strict=True
+        ):
+            assert np.array_equal(np.asarray(Image.open(path)), np.asarray(one.image))
+
+
 def test_a_released_network_is_given_the_codec_of_its_tokens(tmp_path, monkeypatch, capsys):
     state = random_maskgit(vocab=13, width=64, places=16, classes=4, blocks=2, hidden=40)
     file, to = tmp_path / "released.pth", tmp_path / "model"
@@ -220,6 +233,7 @@ MEASURED = "evaluate {run} {features} --reference {photos} --out {out}"
         (f"{MEASURED} --guidance x", "--guidance 'x': expected a number, or several"),
         (f"{MEASURED} --guidance -1", "guidance -1.0 is out of range"),
         (f"{MEASURED} --steps 17", "steps 17 is out of range: expected 1 to 16"),
+        (f"{MEASURED} --steps 2,4", "--steps 2,4: expected one number for pictures"),
         (f"{MEASURED} --order up", "unknown order 'up': expected one of halton"),
         (f"{MEASURED} --samples 9", "samples 9 is out of range: expected 10 or more"),
         (f"{MEASURED} --batch 0", "batch 0 is out of range"),
@@ -230,8 +244,13 @@ MEASURED = "evaluate {run} {features} --reference {photos} --out {out}"
             "other.npz holds statistics of another network (sha256 ffffffffffff)",
         ),
         ("generate {run} --out {out} --prompt a", "--prompt is for models of text: this is one of pictures"),
-        ("generate {run} --out {out} --label zebra", "unknown label 'zebra': expected one of dark, light"),
+        ("generate {run} --out {tmp}/new.png --label zebra", "unknown label 'zebra': expected one of dark, light"),
         ("generate {run}", "pictures go into a file: expected --out FILE.png"),
+        ("generate {run} --out {out}", "out.json: expected a name that ends in .png"),
+        ("generate {run} --out {tmp}/new.png --gif {tmp}", "is a folder: expected the name of a file"),
+        ("generate {run} --out {tmp}/new.png --gif {tmp}/../{tmp.name}/new.png", "new.png is named twice"),
+        ("generate {run} --out {tmp}/no/new", "no is not a folder"),
+        ("fill {run} {photos}/dark/0.png --box 0,0,2,2 --out {tmp}", "expected a name that ends in .png"),
         ("train --out {out} --data {data} --weights exact", "weights 'exact' are for text: expected arccos"),
         ("train-codec --out {out} --recipe cifar10-pgm", "recipe 'cifar10-pgm' is for train: expected"),
     ],
@@ -252,6 +271,7 @@ def test_what_cannot_be_measured_is_one_line(run, photos, features, tmp_path, mo
     ("arguments", "says"),
     [
         (["prepare", "{photos}", "--out", "{tmp}/x"], "these are pictures: expected --codec"),
+        (["prepare", "{photos}", "--out", "{tmp}/x", "--length", "9"], "--length is for text: these are pictures"),
         (["prepare", "{photos}", "--out", "{tmp}/x", "--codec", "pixels:one", "--size", "4"], "expected pixels:LEVELS"),
         (["prepare", "{photos}", "--out", "{tmp}/x", "--codec", "{tmp}/none", "--size", "4"], "is not a codec folder"),
     ],

@@ -39,6 +39,15 @@ def test_a_byte_token_is_the_byte(text):
     assert BYTES.encode(text) == list(text.encode())
 
 
+@pytest.mark.parametrize("text", [["a", "b"], ["a", "b", "c"], ("a",), b"a", None, 3])
+def test_what_is_not_one_text_is_refused(text):
+    """Two texts in a list were joined: the library takes them for a pair."""
+    for call in (BYTES.encode, lambda text: parse_gaps(BYTES, text)):
+        with pytest.raises(ValueError, match=f"expected one string, not a {type(text).__name__}") as caught:
+            call(text)
+        assert repr(text) in str(caught.value)
+
+
 def test_special_tokens_are_neither_added_nor_read_out_of_text_nor_decoded():
     assert BYTES.vocab == 257
     assert BYTES.bos == BYTES.eos == 256

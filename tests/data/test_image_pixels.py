@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 from pictures_made import encoded, noise, png
-from PIL import Image
+from PIL import EpsImagePlugin, Image
 
 from maskless.data.image_pixels import decode, fit
 
@@ -22,6 +22,18 @@ def test_fit_is_a_resize_of_the_shorter_side_and_a_centre_crop(filter, resample,
     grey = Image.fromarray(pixels[..., 0]).resize(resized, resample).crop((left, top, left + 16, top + 16))
     assert np.array_equal(fit(pixels[..., 0], 16, filter), np.stack([np.asarray(grey)] * 3, -1))
     assert np.array_equal(fit(pixels[..., 0], 16, filter, channels=1)[..., 0], np.asarray(grey))
+
+
+def test_no_program_is_run_for_a_picture(tmp_path, monkeypatch):
+    """Whatever its name, an EPS file would be handed to Ghostscript."""
+    (tmp_path / "gs").write_text(f"#!/bin/sh\ntouch {tmp_path}/ran\nexit 1\n")
+    (tmp_path / "gs").chmod(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path), prepend=":")
+    monkeypatch.setattr(EpsImagePlugin, "gs_binary", None)
+    drawing = b"%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 8 8\n%%EndComments\nshowpage\n%%EOF\n"
+    with pytest.raises(ValueError, match="not a picture"):
+        decode(drawing)
+    assert not (tmp_path / "ran").exists()
 
 
 def test_a_square_of_the_right_size_is_left_as_it_is():

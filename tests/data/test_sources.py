@@ -96,13 +96,35 @@ def test_odd_but_legal_lines(tmp_path):
     path = tmp_path / "a.json"
     path.write_bytes(
         b'\xef\xbb\xbf{"body": "one"}\r\n\n  \n{"body": ""}\n{"body": "half \\ud83d pair"}\n{"body": "\\ud83d\\ude42"}'
+        b'\n{"body": "raw \xed\xa0\x80 half"}'
     )
-    assert documents(read([path], field="body")) == ["one", "half \ufffd pair", "🙂"]
+    assert documents(read([path], field="body")) == ["one", "half \ufffd pair", "🙂", "raw \ufffd half"]
 
 
 def test_a_byte_order_mark_is_no_text(tmp_path):
     (tmp_path / "a.txt").write_bytes("\ufeffhello".encode())
     assert documents(read([tmp_path / "a.txt"])) == ["hello"]
+
+
+@pytest.mark.parametrize("suffix", PACKERS)
+def test_line_ends_are_the_same_whatever_they_are_on_disk(tmp_path, monkeypatch, suffix):
+    text = "".join(f"line {i} é漢\n" + "\n" * (i % 3) for i in range(500)) + "end\n"
+    path = tmp_path / f"a.txt{suffix}"
+    path.write_bytes(PACKERS[suffix](text.replace("\n", "\r\n").encode()))
+    monkeypatch.setattr(sources, "BLOCK", 7)  # a line end may be cut in two
+    corpus = read([path])
+    assert documents(corpus) == [text]
+    assert corpus.total == path.stat().st_size
+
+
+def test_a_return_alone_at_the_very_end_is_a_line_end(tmp_path):
+    (tmp_path / "a.txt").write_bytes(b"one\r\ntwo\r")
+    assert documents(read([tmp_path / "a.txt"])) == ["one\ntwo\n"]
+
+
+def test_line_ends_in_json_lines_are_the_same_too(tmp_path):
+    (tmp_path / "a.jsonl").write_bytes(jsonl(["one\r\ntwo\r", "three\n\r\n"]).replace(b"\n", b"\r\n"))
+    assert documents(read([tmp_path / "a.jsonl"])) == ["one\ntwo\n", "three\n\n"]
 
 
 def test_folders_are_read_in_order_without_hidden_empty_and_foreign_files(tmp_path):
@@ -132,6 +154,10 @@ BAD = {
     "latin.jsonl": (b'{"text": "caf\xe9"}', "line 1: not JSON"),
     "field.jsonl": (jsonl(["a"], "body"), "line 1: no field 'text', it has 'id', 'body'"),
     "number.jsonl": (jsonl(["a", 3]), "line 2: field 'text' is a int, expected a string"),
+    "table.csv": (b"id,text\n1,one\n", "a table; expected text, JSON lines with a document in a field"),
+    "table.TSV": (b"id\ttext\n1\tone\n", "a table; expected text"),
+    "table.csv.gz": (gzip.compress(b"id,text\n1,one\n"), "a table; expected text"),
+    "table.parquet": (b"PAR1", "a table; expected text"),
     "blank.jsonl": (b'\n{"text": ""}\n', "no documents in this file"),
 }
 if zstandard:

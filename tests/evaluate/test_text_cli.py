@@ -130,6 +130,12 @@ def test_a_causal_model_is_judged_at_its_own_steps(folder, judge, command):
     assert "leave --steps out" in command(*given, "--steps", 4).err
 
 
+def test_one_sequence_has_no_error_to_show(folder, command):
+    ended = command("evaluate", folder / "pgm", "--data", folder / "data", "--sequences", 1)
+    assert ended.code == 0
+    assert "nan" not in ended.out
+
+
 @pytest.mark.parametrize("model", ["pgm", "mdlm"])
 def test_orders_have_bounds_and_samples(model, folder, command):
     given = ["evaluate", folder / model, "--what", "orders", "--data", folder / "data", "--sequences", 4, "--texts", 3]

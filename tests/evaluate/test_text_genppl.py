@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import itertools
 import json
 import math
@@ -209,6 +210,20 @@ def test_real_documents_are_measured_as_drawn_ones_are(with_pad, tiny, tmp_path)
         assert found.bits_per_byte(plain.bytes_per_token) == pytest.approx(
             found.nats * found.tokens / math.log(2) / (4 * kept)
         )
+
+
+@pytest.mark.parametrize("name", ["a.txt", "a.txt.gz", "a"])
+def test_plain_text_is_measured_to_its_end_in_rows_of_the_padded_layout(name, tiny, tmp_path):
+    """It has no documents: cut to one row each, only its beginning would count."""
+    text = "".join(f"line {i} of it.\n" for i in range(3000))
+    content = text.encode()
+    (tmp_path / name).write_bytes(gzip.compress(content) if name.endswith(".gz") else content)
+    model = Model(tiny("position", vocab=257, length=24), byte_codec(), "padded")
+    with corpus(str(tmp_path / name), model, "model") as found:
+        assert len(found.rows) == -(-len(text) // 22)
+        assert "".join(found.texts(len(found.rows))) == text
+        assert found.bytes_per_token * len(found.rows) * 24 == pytest.approx(len(text))
+        assert found.rows.rows([0, 1])[:, [0, -1]].tolist() == [[256, 256]] * 2
 
 
 def test_mauve_comes_with_its_package_and_with_real_texts(model, judged, monkeypatch):

@@ -179,6 +179,19 @@ def test_the_paper_needs_its_codec(given):
         plan(table("table-8"), Request(scale=SCALES["paper"], out=Path("out"), pictures=given["pictures"]))
 
 
+def test_the_paper_has_pictures_of_256_pixels_as_they_are_and_its_own_number_of_samples(given):
+    plans = [made("table-8", scale, given).steps.values() for scale in ("paper", "small")]
+    (prepared,), (own,) = ([step.words for step in steps if "prepare" in step.words] for steps in plans)
+    assert prepared[prepared.index("--size") + 1] == "256"
+    assert "--flips" not in prepared
+    assert "--flips" in own
+    answers = [
+        word for step in made("table-4", "paper", given).steps.values() for word in step.words if "form=joint" in word
+    ]
+    assert answers
+    assert all(word.endswith("samples=1024") for word in answers)
+
+
 def test_two_texts_are_refused(given):
     with pytest.raises(ValueError, match="are both text: expected one of a kind"):
         sort_out([given["text"], given["text"]])

@@ -3,16 +3,24 @@
 import base64
 import io
 import random
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 import torch
 from PIL import Image
+from tokenizers import Tokenizer
+from tokenizers.decoders import WordPiece as WordPieceDecoder
+from tokenizers.models import WordPiece
+from tokenizers.pre_tokenizers import Whitespace
 
 import maskless
+from maskless.codec.text import TextCodec
 from maskless.serve import pictures, texts
 from maskless.serve.answers import Anew, Kept, answers_of
 from maskless.serve.host import Host, Limits
+from maskless.serve.requests import CompletionRequest
+from maskless.serve.routes_text import _Completion
 from maskless.serve.rows import Row, advance, batches, due, reconsider
 
 TEMPLATES = ["the [3] cat [5] .", "anna gives [6]", "[9] so ben has the red ball .", "first [1] then [2] , [4]"]
@@ -232,7 +240,6 @@ def test_large_batches_are_cut_to_what_fits(models):
 def test_blanks_are_gaps():
     assert texts.blanks("a ___ b _____.") == "a [3] b [5]."
     assert texts.blanks(r"a \___ b __ [2]") == "a ___ b __ [2]"
-    assert texts.literal("see [3] and ___") == r"see \[3] and ___"
 
 
 def test_pieces_read_as_the_text_does(host):
@@ -267,3 +274,28 @@ def test_what_was_kept_of_a_sent_picture_comes_back(models):
     assert (after[kept] == before[kept]).all()
     assert (np.array(answer["came"])[kept] == -1).all()
     assert (np.array(answer["came"])[~kept] >= 0).all()
+
+
+def test_a_streamed_completion_shows_no_token_that_lands_while_it_is_read(host):
+    """Two positions are noted as decided after the tokens were read."""
+    completion = _Completion(host, CompletionRequest(prompt="anna", max_tokens=4))
+    row = SimpleNamespace(came=[-1] * len(completion.gapped.tokens))
+
+    def landing() -> list[int]:
+        for position in completion.gap[:2]:
+            row.came[position] = 0
+        return [5 if token is None else token for token in completion.gapped.tokens]  # as they were before
+
+    row.tokens = SimpleNamespace(tolist=landing)
+    assert completion.chunk(0, row) is None
+
+
+def test_a_completion_reads_as_it_does_behind_its_prompt():
+    """Pieces of words join what stands before them."""
+    ids = {"[UNK]": 0, "the": 1, "cat": 2, "##s": 3, "on": 4}
+    words = Tokenizer(WordPiece(ids, unk_token="[UNK]"))
+    words.pre_tokenizer, words.decoder = Whitespace(), WordPieceDecoder()
+    host = SimpleNamespace(text=TextCodec(words), name="words", length=9, lead=[])
+    completion = _Completion(host, CompletionRequest(prompt="the cat", max_tokens=3))
+    assert completion._text([1, 2, 3, 4, 2])[0] == "s on cat"
+    assert completion._text([1, 2, 4, 2, 3])[0] == " on cats"

@@ -115,6 +115,11 @@ def test_completions_are_openais(server):
     assert [c["text"].removeprefix("anna has [2] ") for c in echoed] == [c["text"] for c in answer["choices"]]
 
 
+def test_a_prompt_may_end_in_a_backslash(server):
+    body = {"prompt": "C:\\", "max_tokens": 4, "echo": True}
+    assert server.post("/v1/completions", body).json["choices"][0]["text"].startswith("C:\\")
+
+
 def test_a_completion_without_a_seed_is_that_of_seed_0(server):
     body = {"prompt": "anna", "max_tokens": 6}
     unsaid, null, zero = (

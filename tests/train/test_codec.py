@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import io
 import json
+import shutil
 import signal
 from pathlib import Path
 
@@ -88,6 +89,13 @@ def test_a_killed_run_leaves_a_codec_that_loads_and_goes_on(start, quick, straig
     assert not [path for path in tmp_path.rglob("*") if path.name.startswith(".")]
 
 
+def test_a_run_killed_between_its_last_state_and_its_codec_gets_the_codec(quick, straight, tmp_path):
+    shutil.copytree(straight, folder := tmp_path / "run")
+    shutil.rmtree(folder / "codec")
+    complete(folder, read_config(folder))
+    assert weights(folder) == weights(straight)
+
+
 def test_an_interrupted_run_saves_the_step_and_goes_on(quick, straight, ctrl_c, monkeypatch, tmp_path):
     """Also before a state is due."""
     log = CodecRun.log
@@ -156,6 +164,12 @@ def test_a_run_goes_on_as_it_began(quick, straight):
         resumed(straight, ["others"])
     with pytest.raises(ValueError, match="holds a run already: go on with --resume"):
         configure(straight, ["images"])
+
+
+@pytest.mark.parametrize("size", [0, -2])
+def test_a_size_of_no_pixels_is_refused(quick, size):
+    with pytest.raises(ValueError, match=f"size is {size}: expected 1 or more pixels a side"):
+        quick(size=size)
 
 
 def test_a_damaged_state_is_named(quick, straight, tmp_path):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 
@@ -111,6 +112,14 @@ def test_training_goes_on_from_the_trained_weights_after_a_look_at_the_average(c
     assert tested == [2, 4, 6, 8]
 
 
+def test_a_run_moves_with_its_data(data, configure, tmp_path):
+    inside = dataclasses.replace(configure(), data=str(tmp_path / "run" / "data"))
+    shutil.copytree(data.folder, inside.data)
+    inside.write(tmp_path / "run")
+    (tmp_path / "run").rename(tmp_path / "moved")
+    assert RunConfig.read(tmp_path / "moved").data == str(tmp_path / "moved" / "data")
+
+
 def test_a_finished_run_resumed_stays_as_it_is(configure, losses, tmp_path):
     folder = complete(tmp_path / "run", configure())
     before = losses(folder), weights(folder)
@@ -197,9 +206,10 @@ def test_work_that_cannot_be_shared_out_is_refused(wrong, says, configure, tmp_p
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_loss_that_is_no_number_ends_the_run(configure, tmp_path):
+@pytest.mark.parametrize("stations", [{}, {"log_every": 20, "sample_every": 2}, {"log_every": 20, "save_every": 2}])
+def test_a_loss_that_is_no_number_ends_the_run(stations, configure, tmp_path):
     with pytest.raises(ValueError, match=r"the loss is (nan|inf) at step \d+: try a lower learning rate"):
-        complete(tmp_path, configure(learning_rate=1e30, steps=20))
+        complete(tmp_path, configure(learning_rate=1e30, steps=20, **stations))
 
 
 def test_a_resumed_run_has_the_stations_of_one_never_stopped(configure, tmp_path):

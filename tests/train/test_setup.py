@@ -118,6 +118,7 @@ def test_a_run_goes_on_as_it_began_but_for_its_end_and_stations(text, tmp_path):
     began.write(folder)
     same = resumed(folder, Request(text=[str(text)], network={"width": 64}, train=asked))
     assert same == began
+    (other := tmp_path / "other.txt").write_text("another text")
     longer = resumed(folder, Request(train={"steps": 9, "keep": 5}))
     assert (longer.train.steps, longer.train.keep, longer.train.learning_rate) == (9, 5, 0.5)
     for wrong, message in (
@@ -125,6 +126,7 @@ def test_a_run_goes_on_as_it_began_but_for_its_end_and_stations(text, tmp_path):
         (Request(train={"model": "mdlm"}), "model is pgm"),
         (Request(network={"width": 32}), "width is 64"),
         (Request(network={"layers": 12}), r"layers is \d+ in"),
+        (Request(text=[str(other)]), f"the text is {text.name} in {folder}, not other.txt"),
         (Request(data=tmp_path), f"data is {folder / 'data'} in {folder}, not {tmp_path}"),
     ):
         with pytest.raises(ValueError, match=message):

@@ -34,7 +34,7 @@ def train_codec(
     steps: Annotated[int | None, typer.Option(help="Default: 20,000 on CUDA, else 500.")] = None,
     resume: Annotated[bool, typer.Option("--resume", help="Go on with the run in --out.")] = False,
     batch: Annotated[int | None, typer.Option(help="Images of a step. Default: 64 on CUDA, else 16.")] = None,
-    learning_rate: Annotated[float | None, typer.Option("--lr")] = None,
+    learning_rate: Annotated[float | None, typer.Option("--lr", help="Default: 3e-4 on CUDA, else 1e-3.")] = None,
     adversarial: Annotated[float | None, typer.Option(help="Weight of the adversarial loss; 0: none.")] = None,
     adversarial_start: Annotated[float | None, typer.Option(help="The share of the run before it begins.")] = None,
     multiscale: Annotated[float | None, typer.Option(help="Weight of the multi-scale loss.")] = None,
@@ -44,8 +44,12 @@ def train_codec(
     ema: Annotated[float | None, typer.Option(help="Decay of the averaged weights.")] = None,
     flip: Annotated[bool | None, typer.Option(help="Exchange left and right in half of the images.")] = None,
     seed: Annotated[int | None, typer.Option(help="Default: 0.")] = None,
-    evaluate_every: int | None = None,
-    save_every: int | None = None,
+    evaluate_every: Annotated[
+        int | None, typer.Option(help="Steps; 0: at the end only. Default: 1,000, and each tenth of the run.")
+    ] = None,
+    save_every: Annotated[
+        int | None, typer.Option(help="Steps; 0: at the end only. Default: 1,000, and each tenth of the run.")
+    ] = None,
     log_every: Annotated[int | None, typer.Option(help="Default: 10.")] = None,
     keep: Annotated[int | None, typer.Option(help="Training states that stay on disk. Default: 2.")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Machine-readable output on stdout.")] = False,
@@ -84,6 +88,8 @@ def train_codec(
         "keep": keep,
     }
     going_on = resume and (to / "run.json").exists()
+    if resume and not going_on and not images:
+        raise ValueError(f"nothing to resume: {to} has no run.json; give --images to begin")
     given = (known.train if known else {}) | _given(training)
     sizes = (known.network if known else {}) | _given(sizes | {"factor": factor})
     given |= {"factor": sizes.pop("factor")} if "factor" in sizes else {}

@@ -20,6 +20,7 @@ from maskless.cli.generate import TOKENIZER, fill, generate
 from maskless.cli.models import demo, models
 from maskless.cli.reproduce import reproduce
 from maskless.cli.serve import serve
+from maskless.version import __version__
 
 
 class Commands(TyperGroup):
@@ -42,16 +43,32 @@ app = typer.Typer(
 )
 
 
+def _say_version(asked: bool) -> None:
+    if asked:
+        print(f"maskless {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def _before(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_say_version, is_eager=True, help="Show the version.")
+    ] = False,
+) -> None: ...
+
+
 @app.command()
 def prepare(
     inputs: Annotated[list[str], typer.Argument(help="Files, folders, lm1b, openwebtext or hf:NAME.")],
     to: Annotated[Path, typer.Option("--out", help="The folder to make.")],
     tokenizer: Annotated[str | None, typer.Option(help="gpt2, bert, bytes, a hub id, or a file.")] = None,
     vocab: Annotated[int | None, typer.Option(help="Train a BPE of this size on the text instead.")] = None,
-    length: Annotated[int, typer.Option(help="Tokens in a sequence.")] = 256,
-    layout: Annotated[str, typer.Option(help="packed, wrapped (BOS ... EOS) or padded (a document each).")] = "packed",
+    length: Annotated[int | None, typer.Option(help="Tokens in a sequence. Default: 256.")] = None,
+    layout: Annotated[
+        str | None, typer.Option(help="packed (default), wrapped (BOS ... EOS) or padded (a document each).")
+    ] = None,
     valid: Annotated[float, typer.Option(help="The share of documents held out for validation.")] = 0.05,
-    field: Annotated[str, typer.Option(help="The field of a JSON line that holds the text.")] = "text",
+    field: Annotated[str | None, typer.Option(help="The field of a JSON line with the text. Default: text.")] = None,
     overwrite: Annotated[bool, typer.Option(help="Replace a folder prepared before.")] = False,
     image_codec: Annotated[str | None, typer.Option("--codec", help="Pictures: a codec, or pixels:LEVELS.")] = None,
     size: Annotated[int | None, typer.Option(help="Pictures: pixels a side.")] = None,
@@ -65,7 +82,14 @@ def prepare(
     """
     from maskless.codec.text import codec
 
-    if image_codec is not None or _are_images(inputs):
+    of_text = {"tokenizer": tokenizer, "vocab": vocab, "length": length, "layout": layout, "field": field}
+    are_images = image_codec is not None or _are_images(inputs)
+    foreign = of_text if are_images else {"size": size, "flips": flips or None}
+    kinds = ("text", "these are pictures") if are_images else ("pictures", "this is text")
+    for name, value in foreign.items():
+        if value is not None:
+            raise ValueError(f"--{name} is for {kinds[0]}: {kinds[1]}")
+    if are_images:
         pictures.prepare(inputs, to, image_codec, size, flips=flips, valid=valid, overwrite=overwrite)
         return
     if tokenizer is not None and vocab is not None:
@@ -75,15 +99,18 @@ def prepare(
         to,
         codec=None if tokenizer is None else codec(tokenizer),
         vocab=8192 if tokenizer is None and vocab is None else vocab,
-        length=length,
-        layout=layout,
+        length=256 if length is None else length,
+        layout=layout or "packed",
         valid=valid,
-        field=field,
+        field=field or "text",
         overwrite=overwrite,
     )
     sizes = ", ".join(f"{s.rows:,} rows ({s.tokens:,} tokens) {name}" for name, s in prepared.splits.items())
     show.out.print(
-        f"{to}: {sizes}; vocabulary {prepared.vocab:,}, length {prepared.length}", highlight=False, soft_wrap=True
+        f"{to}: {sizes}; vocabulary {prepared.vocab:,}, length {prepared.length}",
+        highlight=False,
+        markup=False,
+        soft_wrap=True,
     )
 
 
@@ -105,27 +132,31 @@ def train(
     weights: Annotated[
         str | None, typer.Option(help="Loss weights: bounded (default), released, exact; pictures: arccos.")
     ] = None,
-    width: int | None = None,
+    width: Annotated[int | None, typer.Option(help="Of the network. Default: 512 on CUDA, else 128.")] = None,
     layers: Annotated[int | None, typer.Option(help="In all; pgm has half of them in its encoder.")] = None,
     encoder: Annotated[int | None, typer.Option(help="pgm: how many of the layers.")] = None,
     dropout: Annotated[float | None, typer.Option(help="Default: 0.1.")] = None,
     vocab: Annotated[int | None, typer.Option(help="With --text: the size of the BPE.")] = None,
     tokenizer: Annotated[str | None, typer.Option(help="With --text: gpt2, bert, bytes, or a file.")] = None,
     length: Annotated[int | None, typer.Option(help="With --text: tokens in a sequence.")] = None,
-    steps: int | None = None,
+    steps: Annotated[int | None, typer.Option(help="Default: as many as suit the text.")] = None,
     batch: Annotated[int | None, typer.Option(help="Sequences of a step, over all processes.")] = None,
     accumulate: Annotated[int | None, typer.Option(help="Pieces of a process's share of a step.")] = None,
-    learning_rate: Annotated[float | None, typer.Option("--lr")] = None,
-    warmup: int | None = None,
+    learning_rate: Annotated[float | None, typer.Option("--lr", help="Default: 1e-3 on CUDA, else 2e-3.")] = None,
+    warmup: Annotated[int | None, typer.Option(help="Steps. Default: a twentieth; 100 with --minutes.")] = None,
     decay: Annotated[str | None, typer.Option(help="constant or cosine.")] = None,
     initial: Annotated[str | None, typer.Option(help="First weights: open (default) or released.")] = None,
     ema: Annotated[float | None, typer.Option(help="Decay of the averaged weights.")] = None,
     seed: Annotated[int | None, typer.Option(help="Default: 0.")] = None,
     compile: Annotated[bool | None, typer.Option(help="By default on CUDA.")] = None,
     fsdp: Annotated[bool | None, typer.Option("--fsdp", help="Shard the weights over processes.")] = None,
-    evaluate_every: int | None = None,
+    evaluate_every: Annotated[
+        int | None, typer.Option(help="Steps; 0: at the end only. Default: 1,000, and each tenth of the run.")
+    ] = None,
     sample_every: Annotated[int | None, typer.Option(help="Steps between live samples; 0: none.")] = None,
-    save_every: int | None = None,
+    save_every: Annotated[
+        int | None, typer.Option(help="Steps; 0: at the end only. Default: 1,000, and each tenth of the run.")
+    ] = None,
     log_every: Annotated[int | None, typer.Option(help="Default: 10.")] = None,
     keep: Annotated[int | None, typer.Option(help="Training states that stay on disk. Default: 2.")] = None,
     tracker: Annotated[str | None, typer.Option(help="tensorboard (default), wandb, ... or none.")] = None,
@@ -182,6 +213,8 @@ def train(
         train=(known.train if known else {}) | _given(training),
     )
     going_on = resume and (to / "run.json").exists()
+    if resume and not going_on and text is None and data is None:
+        raise ValueError(f"nothing to resume: {to} has no run.json; give --text or --data to begin")
     show.training(to, resumed(to, request) if going_on else configure(to, request, show.preparing))
 
 
@@ -217,7 +250,7 @@ def convert(
     if image_codec is not None:
         pictures.give_codec(converted, image_codec)
     converted.save_pretrained(to)
-    show.out.print(f"{to}: {converted.config}", highlight=False, soft_wrap=True)
+    show.out.print(f"{to}: {converted.config}", highlight=False, markup=False, soft_wrap=True)
 
 
 @app.command("train-demo")

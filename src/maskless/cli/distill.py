@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import shlex
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -43,9 +44,13 @@ def distill(
     seed: Annotated[int | None, typer.Option(help="Default: 0.")] = None,
     compile: Annotated[bool | None, typer.Option(help="By default on CUDA.")] = None,
     fsdp: Annotated[bool | None, typer.Option("--fsdp", help="Shard the student's weights over processes.")] = None,
-    evaluate_every: int | None = None,
+    evaluate_every: Annotated[
+        int | None, typer.Option(help="Steps; 0: at the end only. Default: 1,000, and each tenth of the run.")
+    ] = None,
     sample_every: Annotated[int | None, typer.Option(help="Steps between live samples; 0: none.")] = None,
-    save_every: int | None = None,
+    save_every: Annotated[
+        int | None, typer.Option(help="Steps; 0: at the end only. Default: 1,000, and each tenth of the run.")
+    ] = None,
     log_every: Annotated[int | None, typer.Option(help="Default: 10.")] = None,
     keep: Annotated[int | None, typer.Option(help="Training states that stay on disk, of each round.")] = None,
     tracker: Annotated[str | None, typer.Option(help="tensorboard (default), wandb, ... or none.")] = None,
@@ -81,7 +86,10 @@ def distill(
         "tracker": tracker,
     }
     how = {"rounds": rounds, "teacher_steps": teacher_steps, "ratio": ratio, "loss": loss, "groups": groups}
-    make = distill_run.resumed if resume and (to / distill_run.CONFIG).exists() else distill_run.begin
+    going_on = resume and (to / distill_run.CONFIG).exists()
+    if resume and not going_on and model is None and data is None:
+        raise ValueError(f"nothing to resume: {to} has no {distill_run.CONFIG}; give MODEL and --data to begin")
+    make = distill_run.resumed if going_on else distill_run.begin
     config = make(to, model, data, tokenizer=tokenizer, train=_given(training), **_given(how))
     done = distill_run.distill(to, config, show.err)
     if not processes().is_main_process:
@@ -95,8 +103,10 @@ def distill(
         table.add_row(str(each.round), f"{each.sampling_steps:g}", f"{each.steps:,}", f"{each.seconds:,.0f}", measured)
     show.out.print(table)
     last = max(1, round(done[-1].sampling_steps))
-    tried = f"maskless generate {to} --steps {last}"
-    show.out.print(f"students: {to}/round-1 to round-{len(done)}   try: {tried}", highlight=False, soft_wrap=True)
+    tried = f"maskless generate {shlex.quote(str(to))} --steps {last}"
+    show.out.print(
+        f"students: {to}/round-1 to round-{len(done)}   try: {tried}", highlight=False, markup=False, soft_wrap=True
+    )
 
 
 def _given(options: dict[str, Any]) -> dict[str, Any]:

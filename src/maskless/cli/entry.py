@@ -3,27 +3,58 @@
 from __future__ import annotations
 
 import errno
+import itertools
+import re
 import sys
 import threading
-from typing import NoReturn
+from collections.abc import Callable, Sequence
+from functools import partial
+from importlib.machinery import ModuleSpec, PathFinder
+from pathlib import Path
+from types import ModuleType
+from typing import Any, NoReturn
 
-import typer
-from safetensors import SafetensorError
-
-from maskless.cli.commands import app
+from maskless.train.interruption import Interruption
 
 FULL = (errno.ENOSPC, errno.EDQUOT)  # a full disk
-RESUMABLE = ("train", "train-codec", "distill")
-# The base of typer's errors: of the click inside newer versions, or of the package beside older ones.
-USAGE: type[Exception] = typer.BadParameter.__mro__[2]
+RESUMABLE = {"train": "run.json", "train-codec": "run.json", "distill": "distill.json"}
+NO_MEMORY = re.compile("out of memory|can't allocate memory|not enough memory", re.IGNORECASE)  # of torch
+LESS = {  # what takes less memory
+    "train": "try a smaller --batch, or --accumulate; ",
+    "distill": "try a smaller --batch, or --accumulate; ",
+    "train-codec": "try a smaller --batch; ",
+    "evaluate": "try a smaller --batch; ",
+    "generate": "try a smaller --n; ",
+}
 
 
 def main() -> None:
     """Run a command; a user's mistake is one line on stderr and exit code 2."""
     threading.excepthook = _thread_failed
+    loading = _Loading()
+    sys.meta_path.insert(0, loading)
     try:
-        code = app(standalone_mode=False)
-    except USAGE as error:
+        code = _run()
+    except KeyboardInterrupt:
+        code = 130
+    finally:
+        sys.meta_path.remove(loading)
+    if code == 130:
+        exec("")  # forgets a KeyboardInterrupt that an `eval` met: Python would end by the signal, not with this code
+        print(f"interrupted{_way_on(sys.argv[1:])}", file=sys.stderr)
+    sys.exit(code if isinstance(code, int) else 0)
+
+
+def _run() -> Any:
+    from maskless.cli.commands import app  # isort: skip; first, so that Ctrl-C waits for what it imports
+    import typer
+    from safetensors import SafetensorError
+
+    # The base of typer's errors: of the click inside newer versions, or of the package beside older ones.
+    usage: type[Exception] = typer.BadParameter.__mro__[2]
+    try:
+        return app(standalone_mode=False)
+    except usage as error:
         if not sys.argv[1:]:  # no command: the help has been shown
             sys.exit(2)
         _fail(error.format_message())  # type: ignore[attr-defined]
@@ -36,12 +67,42 @@ def main() -> None:
             raise
         kept = "; what was saved before is still there" if error.errno in FULL else ""
         _fail(f"{error.strerror}: {error.filename or 'while writing'}{kept}")
-    except (KeyboardInterrupt, typer.Abort):
-        code = 130
-    if code == 130:
-        resumable = sys.argv[1:2] and sys.argv[1] in RESUMABLE
-        print("interrupted" + ("; a training run goes on with --resume" if resumable else ""), file=sys.stderr)
-    sys.exit(code if isinstance(code, int) else 0)
+    except (MemoryError, RuntimeError) as error:
+        if not isinstance(error, MemoryError) and not NO_MEMORY.search(str(error)):
+            raise
+        said = (str(error) or "no more could be had").splitlines()[0]
+        _fail(f"out of memory: {LESS.get(sys.argv[1], '')}{said}")
+    except typer.Abort:
+        return 130
+
+
+class _Loading:
+    """Finds torch and the modules here as ever; Ctrl-C waits until they are loaded.
+
+    Inside torch's start it would abort the process, and other imports may swallow it.
+    """
+
+    def find_spec(self, name: str, path: Sequence[str] | None = None, _: object = None) -> ModuleSpec | None:
+        if name != "torch" and not name.startswith("maskless."):
+            return None
+        spec = PathFinder.find_spec(name, path)
+        loader: Any = spec and spec.loader
+        if loader:
+            loader.exec_module = partial(_load, loader.exec_module)
+        return spec
+
+
+def _load(execute: Callable[[ModuleType], None], module: ModuleType) -> None:
+    with Interruption():
+        execute(module)
+
+
+def _way_on(words: list[str]) -> str:
+    """What to do after an interruption: a run that has begun goes on."""
+    values = [word.removeprefix("--out=") for word in words if word.startswith("--out=")]
+    values += [value for word, value in itertools.pairwise(words) if word == "--out"]
+    begun = values and words[0] in RESUMABLE and (Path(values[-1]) / RESUMABLE[words[0]]).exists()
+    return "; a training run goes on with --resume" if begun else ""
 
 
 def _fail(message: str) -> NoReturn:

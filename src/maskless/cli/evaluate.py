@@ -117,7 +117,10 @@ def evaluate(
     if reference is None or to is None:
         raise ValueError("this is a model of pictures: expected --reference PATH (real ones) and --out FILE.json")
     how = {"order": order, "counts": counts, "schedule": schedule, "temperature": temperature}
-    how |= {} if steps is None else {"steps": whole_numbers("steps", steps)[0]}
+    numbers = [] if steps is None else whole_numbers("steps", steps)
+    if len(numbers) > 1:
+        raise ValueError(f"--steps {steps}: expected one number for pictures; what may be a list is --guidance")
+    how |= {"steps": numbers[0]} if numbers else {}
     chosen = {name: value for name, value in how.items() if value is not None} | {"seed": seed}
     drawn: dict[str, Any] = {
         "samples": 50_000 if samples is None else samples,
@@ -185,7 +188,10 @@ def _show_points(points: list[Point], to: Path, as_json: bool) -> None:
         return
     print(table(points))
     show.err.print(
-        f"figures: {to}" + (f"   curve: {curve}" if len(points) > 1 else ""), highlight=False, soft_wrap=True
+        f"figures: {to}" + (f"   curve: {curve}" if len(points) > 1 else ""),
+        highlight=False,
+        markup=False,
+        soft_wrap=True,
     )
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -25,19 +26,24 @@ def likelihoods(found: list[tuple[str, str, Likelihood, float, float | None]]) -
     rows = []
     for text, name, r, bytes_per_token, characters in found:
         bits, share = r.bits_per_byte(bytes_per_token), r.error / max(r.nats, 1e-9)
-        cells = [f"{value:.4f} ± {value * share:.4f}" for value in (bits, bits / characters if characters else 0)]
-        nats = f"{r.nats:.4f} ± {r.error:.4f}"
+        cells = [_pm(value, value * share, 4) for value in (bits, bits / characters if characters else 0)]
+        nats = _pm(r.nats, r.error, 4)
         rows.append([text, name, _perplexity(r), nats, cells[0], cells[1] if characters else "", f"{r.sequences:,}"])
     units = ["perplexity", "nats per token", "bits per byte", "bits per character"]
     _table(["text", "estimator", *units, "sequences"], rows)
 
 
+def _pm(value: float, error: float, digits: int) -> str:
+    """A value with its error, which a single sequence does not have."""
+    return f"{value:.{digits}f}" if math.isnan(error) else f"{value:.{digits}f} ± {error:.{digits}f}"
+
+
 def _number(mean: Mean | None, digits: int = 3) -> str:
-    return "" if mean is None else f"{mean.value:.{digits}f} ± {mean.error:.{digits}f}"
+    return "" if mean is None else _pm(mean.value, mean.error, digits)
 
 
 def _perplexity(found: Likelihood | None) -> str:
-    return "" if found is None else f"{found.perplexity:.2f} ± {found.perplexity_error:.2f}"
+    return "" if found is None else _pm(found.perplexity, found.perplexity_error, 2)
 
 
 SAMPLED = ("Gen-PPL", "Gen-PPL, raw tokens", "entropy", "distinct-1/2/3/4", "longest repeat", "MAUVE", "tokens/s")
@@ -59,12 +65,12 @@ def points(found: list[Point], said: str, to: Path | None) -> None:
     _table(["steps", *SAMPLED], rows)
     show.out.print(said, highlight=False, soft_wrap=True, markup=False)
     if to is not None:
-        show.err.print(f"figures: {to}", highlight=False, soft_wrap=True)
+        show.err.print(f"figures: {to}", highlight=False, markup=False, soft_wrap=True)
 
 
 def orders(rows: list[tuple[str, int, Likelihood, Point]]) -> None:
     cells = [
-        [order, str(K), _perplexity(bound), f"{bound.nats:.4f} ± {bound.error:.4f}", *_cells(point)]
+        [order, str(K), _perplexity(bound), _pm(bound.nats, bound.error, 4), *_cells(point)]
         for order, K, bound, point in rows
     ]
     _table(["order", "steps", "perplexity", "nats per token", *SAMPLED], cells)

@@ -45,7 +45,9 @@ def generate(
     as_json: JSON = False,
     label: Annotated[list[str] | None, typer.Option(help="Pictures: a class, by name or number; repeat it.")] = None,
     guidance: Annotated[float, typer.Option(help="Pictures: 0 for none.")] = 0.0,
-    to: Annotated[Path | None, typer.Option("--out", help="Pictures: the PNG to write.")] = None,
+    to: Annotated[
+        Path | None, typer.Option("--out", help="Pictures: the PNG to write, or a folder for a PNG of each.")
+    ] = None,
     gif: Annotated[Path | None, typer.Option(help="Pictures: a GIF of how they came.")] = None,
 ) -> None:
     """Write texts to stdout, or pictures to a file.

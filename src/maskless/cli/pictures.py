@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -13,6 +15,7 @@ from maskless.files import write_aside
 if TYPE_CHECKING:
     from maskless.checkpoint import Model
     from maskless.codec.vq import ImageCodec
+    from maskless.images import Picture
 
 
 def prepare(inputs: list[str], to: Path, codec: str | None, size: int | None, **how: Any) -> None:
@@ -36,7 +39,9 @@ def prepare(inputs: list[str], to: Path, codec: str | None, size: int | None, **
     sizes = ", ".join(f"{s.rows:,} rows {name}" for name, s in made.splits.items())
     skipped = f", {made.skipped} broken pictures left out ({made.broken[0]} ...)" if made.skipped else ""
     grid = f"{made.grid[0]} x {made.grid[1]} tokens of {made.codes:,} codes"
-    show.out.print(f"{to}: {sizes}; {grid}, {len(made.classes)} classes{skipped}", highlight=False, soft_wrap=True)
+    show.out.print(
+        f"{to}: {sizes}; {grid}, {len(made.classes)} classes{skipped}", highlight=False, markup=False, soft_wrap=True
+    )
 
 
 def find_codec(name: str) -> ImageCodec:
@@ -64,20 +69,24 @@ def give_codec(model: Model, name: str) -> None:
 
 
 def draw(model: Model, to: Path | None, gif: Path | None, labels: list[str] | None, n: int, **how: Any) -> None:
-    """Draw pictures of the labels into a PNG, and how they came into a GIF."""
+    """Draw pictures of the labels into a PNG, or into a folder one by one, and how they came into a GIF."""
     import torch
 
     from maskless import pictures
     from maskless.codec.vq import to_pixels
     from maskless.images import codec_of, generate_images, grid_of
 
-    to = check_files(to, gif)
+    each = to is not None and (to.is_dir() or not (to.suffix or to.exists()))
+    to = check_files(to, gif, folder=each)
     names = None if labels is None else [_name(label) for label in labels]
     with show.watching("drawing") as on_step:
         drawn = generate_images(model, names, None if names else n, on_step=on_step, **how)
     pixels = torch.stack([torch.from_numpy(np.atleast_3d(np.array(one.image))) for one in drawn])
     titles = [one.label or "" for one in drawn] if model.classes else None
-    pictures.grid(pixels, to, labels=titles)
+    if each:
+        write_each(drawn, to)
+    else:
+        pictures.grid(pixels, to, labels=titles)
     if gif is not None:
         codec, (h, w) = codec_of(model), grid_of(model)
         tokens = torch.stack([one.tokens for one in drawn]).flatten(1)
@@ -87,7 +96,7 @@ def draw(model: Model, to: Path | None, gif: Path | None, labels: list[str] | No
             return to_pixels(codec.decode(cells.unflatten(1, (h, w)).to(model.device)).cpu())
 
         pictures.order_gif(tokens, steps, decode, gif, shape=(h, w), labels=titles)
-    show.out.print(f"{to}: {len(drawn)} pictures", highlight=False, soft_wrap=True)
+    show.out.print(f"{to}: {len(drawn)} pictures", highlight=False, markup=False, soft_wrap=True)
 
 
 def fill(
@@ -125,16 +134,30 @@ def fill(
         titles = [filled.label] if filled.label else None
         pictures.inpainting(before, torch.from_numpy(mask), drawn, compare, labels=titles)
     count = int((filled.steps >= 0).sum())
-    show.out.print(f"{to}: {count} of {h * w} cells drawn anew", highlight=False, soft_wrap=True)
+    show.out.print(f"{to}: {count} of {h * w} cells drawn anew", highlight=False, markup=False, soft_wrap=True)
 
 
-def check_files(to: Path | None, *more: Path | None) -> Path:
+def write_each(drawn: list[Picture], folder: Path) -> None:
+    """Pictures as they are, without a margin: 00000-cat.png, 00001-dog.png, ..."""
+    folder.mkdir(exist_ok=True)
+    for number, one in enumerate(drawn):
+        name = re.sub(r"[^\w.-]+", "_", f"{number:05}-{one.label}" if one.label else f"{number:05}")
+        write_aside(folder / f"{name}.png", partial(one.image.save, format="png"))
+
+
+def check_files(to: Path | None, other: Path | None, *, folder: bool = False) -> Path:
     """Raise a ValueError about a file that cannot be written, before anything is computed."""
     if to is None:
         raise ValueError("pictures go into a file: expected --out FILE.png")
-    for path in (to, *more):
+    if not folder and to.suffix.lower() != ".png":
+        raise ValueError(f"--out {to}: expected a name that ends in .png")
+    for path in (to, other):
         if path is not None and not path.resolve().parent.is_dir():
             raise ValueError(f"{path}: {path.parent} is not a folder")
+        if path is not None and path.is_dir() and not (folder and path is to):
+            raise ValueError(f"{path} is a folder: expected the name of a file")
+    if other is not None and other.resolve() == to.resolve():
+        raise ValueError(f"{to} is named twice: expected two files")
     return to
 
 

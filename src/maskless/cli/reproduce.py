@@ -96,7 +96,7 @@ def reproduce(
     machines = [outcome.machine for outcome in outcomes.values()]
     print(report.markdown(this, found, machines), end="")
     made = report.write(this, found, machines)
-    show.err.print("written: " + "   ".join(map(str, made)), highlight=False, soft_wrap=True)
+    show.err.print("written: " + "   ".join(map(str, made)), highlight=False, markup=False, soft_wrap=True)
     if reasons:
         raise typer.Exit(1)
 

@@ -49,7 +49,7 @@ def serve(
 
     def ready(page: str) -> None:
         names = ", ".join(one.name for one in hosts)
-        show.out.print(f"{page}  ({names}; Ctrl-C stops)", highlight=False, soft_wrap=True)
+        show.out.print(f"{page}  ({names}; Ctrl-C stops)", highlight=False, markup=False, soft_wrap=True)
         if not address.local and api_key is None:
             show.err.print("Anyone who reaches this machine can use it: give an --api-key.", highlight=False)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -61,9 +62,10 @@ def training(folder: Path, config: RunConfig) -> None:
     for text in summary.samples:
         out.print(Panel(Text(text[:600]), title="sample", title_align="left", border_style="dim"))
     drawn = folder / "samples.png"
-    more = f"samples: {drawn}   try: maskless generate {folder} --out new.png"
-    tried = more if drawn.exists() else f"try: maskless generate {folder}"
-    out.print(f"curve: {folder / 'loss.png'}   {tried}", highlight=False, soft_wrap=True)
+    tried = f"try: maskless generate {shlex.quote(str(folder))}"
+    if drawn.exists():
+        tried = f"samples: {drawn}   {tried} --out new.png"
+    out.print(f"curve: {folder / 'loss.png'}   {tried}", highlight=False, markup=False, soft_wrap=True)
 
 
 def qualities(found: Quality) -> None:

@@ -70,6 +70,7 @@ class TextCodec:
 
     def encode(self, text: str) -> list[int]:
         """Token ids of a text, without special tokens."""
+        _check_text(text)
         return self.encode_batch([text])[0]
 
     def encode_batch(self, texts: Sequence[str]) -> list[list[int]]:
@@ -110,6 +111,11 @@ class TextCodec:
             return _from_text(path.read_text(encoding="utf-8"))
         except Exception as error:  # tokenizers raises bare Exception
             raise ValueError(f"{path}: not a tokenizer.json ({_first_line(error)})") from error
+
+
+def _check_text(text: object) -> None:
+    if not isinstance(text, str):  # two texts in a list would be read as a pair, and joined
+        raise ValueError(f"a text is {' '.join(repr(text).split())}: expected one string, not a {type(text).__name__}")
 
 
 def _from_text(text: str) -> TextCodec:
@@ -248,9 +254,15 @@ def _pieces(template: str) -> Iterator[str | int]:
 
 def parse_gaps(codec: TextCodec, template: str) -> Template:
     """The tokens of a template such as "The [8] sat on [12].", where [n] is a gap of n tokens and \\[n] is literal."""
+    _check_text(template)
     pieces = list(_pieces(template))
     if len(pieces) == 1:
         raise ValueError(f"no gap in the template {template!r}: write [8] for a gap of eight tokens")
+    return lay_out(codec, pieces)
+
+
+def lay_out(codec: TextCodec, pieces: Sequence[str | int]) -> Template:
+    """The tokens of given texts and of gaps by their lengths, in turn: text, gap, text, ..., text."""
     joins = _joins_spaces(codec)
     tokens: list[int] = []
     known: list[bool] = []

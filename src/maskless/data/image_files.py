@@ -128,6 +128,8 @@ class Tar:
 
     def each(self) -> Iterator[tuple[str, Callable[[], bytes]]]:
         for tar, member, name in self._members():
+            if not is_picture(name):  # which may be large
+                continue
             with whole(self.path):
                 stream = tar.extractfile(member)
                 data = stream.read() if stream else b""

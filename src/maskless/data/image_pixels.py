@@ -20,6 +20,7 @@ FILTERS = {
     "lanczos": Image.Resampling.LANCZOS,
     "box": Image.Resampling.BOX,
 }
+FORMATS = ("JPEG", "PNG", "BMP", "WEBP", "GIF", "TIFF", "PPM")  # by content; others run programs (EPS: Ghostscript)
 LARGEST = 1 << 26  # pixels of a picture after resizing: a thread of a picture would grow without bound
 
 # What Pillow's readers are known to raise on damaged files.
@@ -49,7 +50,7 @@ def decode(data: bytes) -> np.ndarray:
     if not data:
         raise ValueError("the file is empty")
     try:
-        with Image.open(io.BytesIO(data)) as picture:
+        with Image.open(io.BytesIO(data), formats=FORMATS) as picture:
             limit = Image.MAX_IMAGE_PIXELS
             if limit and picture.width * picture.height > limit:  # Pillow raises from twice that
                 raise ValueError(f"{picture.width}x{picture.height} pixels: above Pillow's limit of {limit:,}")

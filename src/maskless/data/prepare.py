@@ -252,7 +252,7 @@ def _check_target(out: Path, overwrite: bool) -> None:
     if not out.exists() or (out.is_dir() and not any(out.iterdir())):
         return
     if not overwrite:
-        raise ValueError(f"{out} exists already: choose another folder, or overwrite it")
+        raise ValueError(f"{out} exists already: choose another folder, or overwrite it (--overwrite)")
     read_index(out)  # raises for anything that is not ours to replace
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import codecs
 import errno
 import importlib
+import io
 import json
 import lzma
 import zlib
@@ -19,7 +20,6 @@ from maskless.data.detokenize import detokenize
 BLOCK = 1 << 16  # bytes read at once, and the longest piece of a plain text file
 SHORTEST_PIECE = 1 << 10
 PIECES = 64  # a file is cut into about this many pieces at least, so that even a small one can be split
-
 JSON_SUFFIXES = (".jsonl", ".ndjson", ".json")
 TEXT_SUFFIXES = (".txt", ".text", ".md")
 PACKED_SUFFIXES = (".gz", ".xz", ".zst")
@@ -80,7 +80,7 @@ def read(inputs: Sequence[str | Path], *, field: str = "text") -> Corpus:
     """The documents of files, folders and data sets, which can be gone through any number of times.
 
     A text file is one document, in pieces cut at line ends; a JSON lines file has a document in `field` of each line;
-    both may be packed (.gz, .xz, .zst).  A folder gives the files under it, sorted, hidden ones left out.
+    both may be packed (.gz, .xz, .zst); line ends are \\n.  A folder gives its files, sorted, hidden ones left out.
     lm1b and openwebtext are the paper's data (lm1b:PLACE and openwebtext:PLACE take them from a local folder or another
     repository; a folder of that name is ./lm1b); hf:NAME[@CONFIG][:SPLIT] is any other data set, its validation or test
     split for validation if it has one and no SPLIT is named.
@@ -121,17 +121,16 @@ def _extra(module: str, what: str) -> Any:
 # Files
 
 
-def _kind(path: Path) -> tuple[str, str]:
+def kind(path: Path) -> tuple[str, str]:
     """What is in a file and how it is packed, by its suffixes: ("a.jsonl.gz") -> (".jsonl", ".gz")"""
     packed = path.suffix.lower() if path.suffix.lower() in PACKED_SUFFIXES else ""
-    inner = path.with_suffix("") if packed else path
-    return inner.suffix.lower(), packed
+    return (path.with_suffix("") if packed else path).suffix.lower(), packed
 
 
 def _under(folder: Path) -> list[Path]:
     wanted = JSON_SUFFIXES + TEXT_SUFFIXES
     visible = (p for p in folder.rglob("*") if not any(part.startswith(".") for part in p.relative_to(folder).parts))
-    files = sorted(p for p in visible if _kind(p)[0] in wanted and p.is_file() and p.stat().st_size > 0)
+    files = sorted(p for p in visible if kind(p)[0] in wanted and p.is_file() and p.stat().st_size > 0)
     if not files:
         raise ValueError(f"{folder}: no text in this folder; expected files that end in {', '.join(wanted)}")
     return files
@@ -140,10 +139,12 @@ def _under(folder: Path) -> list[Path]:
 def _file(path: Path, field: str) -> Source:
     if not path.is_file():
         raise ValueError(f"{path}: not a file")
+    if kind(path)[0] in (".csv", ".tsv", ".parquet"):
+        raise ValueError(f"{path}: a table; expected text, JSON lines with a document in a field, or hf:FOLDER")
     size = path.stat().st_size
     if size == 0:
         raise ValueError(f"{path}: the file is empty")
-    if _kind(path)[0] in JSON_SUFFIXES:
+    if kind(path)[0] in JSON_SUFFIXES:
         return Source(size, partial(_documents, path, field))
     return Source(size, partial(_pieces, path, min(BLOCK, max(SHORTEST_PIECE, size // PIECES))))
 
@@ -172,7 +173,7 @@ def _inflate(raw: BinaryIO, fresh: Callable[[], Any]) -> Iterator[bytes]:
 
 
 def _unpack(path: Path, raw: BinaryIO) -> Iterator[bytes]:
-    packed = _kind(path)[1]
+    packed = kind(path)[1]
     if not packed:
         yield from iter(partial(raw.read, BLOCK), b"")
         return
@@ -197,7 +198,7 @@ def _blocks(path: Path) -> Iterator[tuple[bytes, int]]:
 
 
 def _decoded(path: Path) -> Iterator[tuple[str, int]]:
-    decoder = codecs.getincrementaldecoder("utf-8-sig")()
+    decoder = io.IncrementalNewlineDecoder(codecs.getincrementaldecoder("utf-8-sig")(), translate=True)
     try:
         consumed = 0
         for block, consumed in _blocks(path):
@@ -232,8 +233,7 @@ def _pieces(path: Path, piece: int) -> Iterator[Part]:
 
 
 def _lines(path: Path) -> Iterator[tuple[bytes, int]]:
-    begun: list[bytes] = []
-    consumed = 0
+    begun, consumed = list[bytes](), 0
     for block, consumed in _blocks(path):
         first, *others = block.split(b"\n")
         begun.append(first)
@@ -267,7 +267,8 @@ def _document(line: bytes, field: str, where: str) -> str:
     text = record[field]
     if not isinstance(text, str):
         raise ValueError(f"{where}: field {field!r} is a {type(text).__name__}, expected a string")
-    return _well_formed(text) if b"\\u" in line else text
+    text = _well_formed(text) if b"\\u" in line or b"\xed" in line else text
+    return text.replace("\r\n", "\n").replace("\r", "\n")
 
 
 def _well_formed(text: str) -> str:
@@ -293,12 +294,12 @@ def _load(place: str, revision: str | None, config: str | None, split: str | Non
 
 
 def _rows(data: Any, size: int, field: str, mend: Callable[[str], str] | None) -> Iterator[Part]:
-    done = 0
-    for batch in data.iter(batch_size=1000):
-        for text in batch[field]:
-            done += 1
-            if text:
-                yield (mend(text) if mend else text, True, size * done // len(data))
+    texts = (text for batch in data.iter(batch_size=1000) for text in batch[field])
+    for done, text in enumerate(texts, start=1):
+        if not isinstance(text, str | None):
+            raise ValueError(f"the field {field!r} is a {type(text).__name__}, expected a string")
+        if text:
+            yield (mend(text) if mend else text, True, size * done // len(data))
 
 
 def _dataset(

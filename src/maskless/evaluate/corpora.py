@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,8 +13,8 @@ import numpy as np
 from maskless.checkpoint import Model
 from maskless.codec.text import TextCodec
 from maskless.data.image_tokens import holds_images
-from maskless.data.prepare import LAYOUTS
-from maskless.data.sources import read
+from maskless.data.prepare import LAYOUTS, Padded, Rows
+from maskless.data.sources import JSON_SUFFIXES, kind, read
 from maskless.data.tokens import DTYPES, Prepared, SplitIndex, TokenRows, open_tokens
 from maskless.evaluate.genppl import Sample, sample_of
 from maskless.evaluate.likelihood import spread
@@ -54,6 +54,7 @@ class Corpus:
 def corpus(name: str, model: Model, where: str, split: str = "valid") -> Iterator[Corpus]:
     """What --data names: a prepared folder's split, or a text file, all of it, as the model would be trained on it.
 
+    For a model of padded rows, a document of JSON lines is a row, and so is each stretch of plain text that fits one.
     where: the model by the name that a message gives it.
     """
     path = Path(name)
@@ -85,11 +86,29 @@ def check_vocabulary(name: str, model: Model, data: Prepared) -> None:
         )
 
 
+class _Pieces(Padded):
+    """Padded rows of a text that has no documents: each takes the next piece of it that fits."""
+
+    def add(self, ids: Sequence[int], text: str) -> None:
+        self.document_bytes += len(text.encode())
+        rest, room = [*self.document, *ids], self.length - 2
+        while len(rest) > room:
+            self.document, rest = rest[:room], rest[room:]
+            self.end()
+        self.document = rest
+
+
+def _layout(name: str, model: Model, codec: TextCodec) -> Rows:
+    plain = kind(Path(name))[0] not in JSON_SUFFIXES
+    make = _Pieces if plain and model.layout == "padded" else LAYOUTS[model.layout]
+    return make(codec, model.config.length)
+
+
 def _plain(name: str, model: Model) -> Iterator[Corpus]:
     codec = model.codec
     if not isinstance(codec, TextCodec):
         raise ValueError(f"{name} is plain text, and this model brings no tokenizer: name a prepared folder")
-    rows = LAYOUTS[model.layout](codec, model.config.length)
+    rows = _layout(name, model, codec)
     parts, characters = [], 0
     for chunk in read([name]):
         rows.add(codec.encode(chunk.text), chunk.text)

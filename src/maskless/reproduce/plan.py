@@ -174,7 +174,8 @@ class _Planner:
         if isinstance(work, Pictures):
             differs += f"; {self.scale.drawn[1]} samples (50,000)" if self.scale.drawn else ""
             return self.drawn(work, ats, model, needed), at, differs
-        name, how = f"answers-{model.name}", f"pretrained={model},form=joint,greedy=at-once"  # as the paper
+        samples = ",samples=1024" if self.scale.is_paper else ""
+        name, how = f"answers-{model.name}", f"pretrained={model},form=joint,greedy=at-once{samples}"  # as the paper
         words = ("--model_args", how, "--tasks", "paper", "--batch_size", 32, *self.scale.answers)
         program = ("python", "-m", "maskless.evaluate.harness")
         added = self.add(name, *words, "--output_path", self.out / name, needs=(needed,), program=program)
@@ -273,6 +274,9 @@ class _Planner:
         if codec is None:
             raise MissingError("no codec: expected --codec FILE, the released vq_ds8_c2i.pt or your own")
         needs: tuple[str, ...] = ()
+        flips: tuple[str, ...] = ("--flips",)
+        if self.scale.is_paper:
+            size, flips = 256, ()  # as the recipes of ImageNet are prepared
         if size is None:
             known = RECIPES["cifar10-codec" if read_images([given]).side() <= 32 else "pictures64-codec"]
             size = known.train["size"]
@@ -281,7 +285,7 @@ class _Planner:
                 words = ("--recipe", known.name, "--images", given, "--out", codec, "--resume", "--json")
                 needs = (self.add("train-codec", "train-codec", *words),)
         folder = self.out / "data" / "pictures"
-        made = ("prepare", given, "--codec", codec, "--size", size, "--flips", "--out", folder)
+        made = ("prepare", given, "--codec", codec, "--size", size, *flips, "--out", folder)
         step = self.add("prepare-pictures", *made, needs=needs, makes=folder / INDEX)
         differs = "" if self.scale.is_paper else f"{Path(given).name} (ImageNet), {size} pixels a side (256)"
         return Data(folder, differs, (step,))

@@ -1,7 +1,7 @@
 """Every number of the paper's tables and figures as a value: whose it is, what makes it here, and what the paper has.
 
-The numbers are those of "Partition Generative Modeling" (PGM). A latency of text is batch x length / throughput in all
-its tables, so only the throughput stands here.
+The numbers are those of "Partition Generative Modeling" (PGM). A latency of text is batch x length / throughput in its
+tables (but for two rows of Tab. 7 that are exchanged), so only the throughput stands here.
 """
 
 from __future__ import annotations

@@ -144,9 +144,8 @@ class _Completion:
     """A prompt, so many tokens, and perhaps a suffix; and what is said about them."""
 
     def __init__(self, host: Host, body: CompletionRequest):
-        template = f"{texts.literal(body.prompt)}[{body.max_tokens}]{texts.literal(body.suffix or '')}"
         self.host, self.body = host, body
-        self.gapped = texts.from_template(host, template)
+        self.gapped = texts.between(host, body.prompt, body.max_tokens, body.suffix or "")
         self.gap = [i for i, token in enumerate(self.gapped.tokens) if token is None]
         self.id, self.created = f"cmpl-{uuid.uuid4().hex}", int(time.time())
         self.sent: dict[int, int] = {}  # characters of each text that were streamed
@@ -165,8 +164,8 @@ class _Completion:
 
     def chunk(self, index: int, row: Row) -> bytes | None:
         """What can be said by now: the text as far as it is decided without a hole."""
+        hole = next((i for i in self.gap if row.came[i] < 0), None)  # first: a token stands before its step is noted
         tokens = row.tokens.tolist()
-        hole = next((i for i in self.gap if row.came[i] < 0), None)
         if hole is None or self.body.revise:
             return None  # the last chunk says the rest, or all where a token may change
         text, reason = self._text(tokens[:hole])
@@ -198,7 +197,8 @@ class _Completion:
         own, codec, reason = [tokens[i] for i in self.gap if i < len(tokens)], self.host.text, "length"
         if self.body.suffix is None and codec.eos in own:
             own, reason = own[: own.index(codec.eos)], "stop"
-        text = codec.decode(own)
+        before = tokens[: self.gap[0]]
+        text = codec.decode([*before, *own])[len(codec.decode(before)) :]  # as it reads behind the prompt
         if self.gap[0] in self.gapped.spaced:  # the prompt brings the space itself
             text = text.removeprefix(" ")
         cuts = [place for stop in self.stops if (place := text.find(stop)) >= 0]

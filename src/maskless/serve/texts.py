@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from maskless.codec.text import parse_gaps
+from maskless.codec.text import Template, lay_out, parse_gaps
 from maskless.logits import row_keys
 from maskless.order import COUNTS, ORDERS
 from maskless.revision import steps_of
@@ -52,17 +52,23 @@ def blanks(text: str) -> str:
     return _BLANK.sub(lambda found: found[1] or f"[{len(found[2])}]", text)
 
 
-def literal(text: str) -> str:
-    """The text with nothing in it read as a gap."""
-    return re.sub(r"(\[[0-9]+\])", r"\\\1", text)
-
-
 def from_template(host: Host, text: str) -> Gapped:
     """ "The [8] sat on ___." as tokens."""
     gaps = sum(int(found) for found in _GAP.findall(text))
     if gaps > host.length:  # before a token of them is made: a short request may ask for billions
         raise ValueError(f"the gaps are {gaps:,} tokens long: expected at most {host.length} with the text")
-    template, lead = parse_gaps(host.text, text), host.lead
+    return _led(host, parse_gaps(host.text, text))
+
+
+def between(host: Host, prompt: str, gap: int, suffix: str) -> Gapped:
+    """A gap of so many tokens between two texts, in which nothing is read as a gap."""
+    if gap > host.length:
+        raise ValueError(f"the gap is {gap:,} tokens long: expected at most {host.length} with the text")
+    return _led(host, lay_out(host.text, [prompt, gap, suffix]))
+
+
+def _led(host: Host, template: Template) -> Gapped:
+    lead = host.lead
     tokens = [token if known else None for token, known in zip(template.tokens, template.known, strict=True)]
     return Gapped([*lead, *tokens], frozenset(len(lead) + i for i in template.spaced), len(lead))
 

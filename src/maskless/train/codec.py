@@ -75,8 +75,10 @@ def configure(
         raise ValueError(f"factor {factor} is out of range: expected one of {', '.join(map(str, MULTIPLIERS))}")
     if (folder / "run.json").exists():
         raise ValueError(f"{folder} holds a run already: go on with --resume, or name another --out")
-    if training.get("size") is not None:
-        check_size(training["size"], training["size"], factor)
+    if (size := training.get("size")) is not None:
+        if size < 1:
+            raise ValueError(f"size is {size}: expected 1 or more pixels a side")
+        check_size(size, size, factor)
     large = find_device().type == "cuda"
     sizes = {"codes": 1024, "width": 128 if large else 32, "latent": 256 if large else 64} | (codec or {})
     steps = 10_000_000 if training.get("minutes") else 20_000 if large else 500
@@ -252,6 +254,8 @@ def train_codec(folder: Path, config: CodecConfig, console: Console) -> CodecSum
                 if interrupted:
                     raise KeyboardInterrupt
                 share = step.share
+        if done == run.start:  # all was done: a kill may have come between the last state and its codec
+            run.save(done)
         seconds = run.clock.seconds
         speed = config.batch * (done - first[0]) / (seconds - first[1]) if first and seconds > first[1] else 0.0
         bar.update(task, completed=1.0, text="evaluating")

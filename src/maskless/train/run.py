@@ -47,7 +47,9 @@ class RunConfig:
 
     def write(self, folder: Path) -> None:
         folder.mkdir(parents=True, exist_ok=True)
-        text = json.dumps(dataclasses.asdict(self), indent=2) + "\n"
+        data, home = Path(self.data), folder.resolve()
+        inside = data.relative_to(home) if data.is_relative_to(home) else data  # a run may move with its data
+        text = json.dumps(dataclasses.asdict(self) | {"data": str(inside)}, indent=2) + "\n"
         write_aside(folder / "run.json", lambda path: path.write_text(text))
 
     @staticmethod
@@ -56,7 +58,8 @@ class RunConfig:
             fields = json.loads((folder / "run.json").read_text())
             if "distill" in fields:
                 raise ValueError(f"{folder} is a round of a distillation: go on with `maskless distill --resume`")
-            return RunConfig(data=fields["data"], network=fields["network"], train=TrainConfig(**fields["train"]))
+            data = str(folder.resolve() / fields["data"])
+            return RunConfig(data=data, network=fields["network"], train=TrainConfig(**fields["train"]))
         except FileNotFoundError:
             raise ValueError(f"nothing to resume: {folder} has no run.json") from None
         except (KeyError, TypeError, json.JSONDecodeError) as error:
@@ -148,6 +151,7 @@ class Run:
 
     def evaluate(self, step: int, sequences: int) -> Likelihood:
         """The validation bound of the averaged weights."""
+        self._write_losses()  # one that is no number is named before it spoils what is measured
         with self.clock.paused(), self._averaged():
             measured = likelihood(
                 self.model.network, self.data.split("valid"), sequences=sequences, samples=4, pad=self.data.pad
@@ -158,6 +162,7 @@ class Run:
 
     def samples(self, n: int) -> list[Text]:
         """Texts from the averaged weights; of a model of pictures none, but samples.png in the run's folder."""
+        self._write_losses()
         with self.clock.paused(), self._averaged(), torch.compiler.set_stance("force_eager"):
             if not isinstance(self.data, PreparedImages):
                 return generate(self.model, n, seed=self.settings.seed, **self.how)

@@ -108,10 +108,18 @@ def resumed(folder: Path, request: Request) -> RunConfig:
     config = RunConfig.read(folder)
     network = {"layers": config.network.get("encoder", 0) + config.network.get("decoder", 0)} | config.network
     own = dataclasses.asdict(config.train) | {k: v for k, v in network.items() if k in request.network}
+    if request.text is not None:
+        text, given = (", ".join(names) for names in (open_tokens(config.data).sources, read(request.text).names))
+        if given != text:
+            raise ValueError(f"the text is {text} in {folder}, not {given}: a run goes on as it began")
     if request.data is not None and str(request.data.resolve()) != config.data:
         raise ValueError(f"data is {config.data} in {folder}, not {request.data}: a run goes on as it began")
+    if request.length not in (None, config.network["length"]):
+        raise ValueError(f"length is {config.network['length']} in {folder}, not {request.length}")
     for name, value in (request.network | request.train).items():
-        if name in own and name not in CHANGEABLE and own[name] != value:
+        if name not in own:
+            raise ValueError(f"{name} is no setting of the {config.train.model} in {folder}: leave it out")
+        if name not in CHANGEABLE and own[name] != value:
             raise ValueError(f"{name} is {own[name]} in {folder}, not {value}: a run goes on as it began")
     changed = {name: value for name, value in request.train.items() if name in CHANGEABLE}
     return dataclasses.replace(config, train=dataclasses.replace(config.train, **changed))
