@@ -17,10 +17,10 @@ from importlib.util import find_spec
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
-from maskless.logits import log_probability
 from maskless.nn import Network, device_of
 from maskless.nn.blocks import Head
 from maskless.problems import Problems
@@ -53,7 +53,7 @@ def answer_costs(network: Network, problems: Problems, answers: Tensor) -> Tenso
     problems, answers = problems.to(device), answers.to(device)
     if isinstance(network, nn.Module) and hasattr(network, "head"):  # the logits of all targets are never there at once
         return network(problems, partial(costs_each, answers=answers)).double().cpu()
-    return -log_probability(network(problems), answers).double().cpu()
+    return F.cross_entropy(network(problems).float(), answers, reduction="none").double().cpu()
 
 
 def weighted_cross_entropy(
