@@ -229,11 +229,12 @@ def complete(this: Run, console: Console, *, name: str) -> Summary:
     """Go on with a run to its end, showing progress."""
     settings, folder = this.settings, this.folder
     resumed = f", resumed at step {this.start:,}" if this.start else ""
+    together = f", {this.accelerator.num_processes} processes" if this.accelerator.num_processes > 1 else ""
     _say(
         this,
         console,
         f"[bold]{name}[/]: {settings.model}, {this.parameters / 1e6:.1f} M parameters, batch {settings.batch} x "
-        f"{this.data.length}, {this.accelerator.num_processes} process(es), {this.accelerator.device.type}{resumed}",
+        f"{this.data.length}, {this.accelerator.device.type}{together}{resumed}",
     )
     tokens, done, first = settings.batch * this.data.length, this.start, None
     share = share_done(settings, this.start, this.clock, this.accelerator)
