@@ -16,7 +16,6 @@ from maskless.pictures import (
     GAP,
     MARGIN,
     UNKNOWN,
-    from_steps,
     nearest_known,
     order_gif,
     order_heatmap,
@@ -122,15 +121,6 @@ def test_what_was_cut_out_is_grey_between_before_and_after(tmp_path):
     assert [holds(sheet, after[i, 0, 0]) for i in range(2)] == [96 * 96] * 2
     pictures.inpainting(before, known[0], after, tmp_path / "one.png")  # one mask for all
     assert holds(read(tmp_path / "one.png"), UNKNOWN) == 2 * hole
-
-
-def test_the_steps_of_a_run_give_its_tokens_and_when_they_came():
-    steps = [(0, torch.tensor([3, 1]), torch.tensor([30, 10])), (2, torch.tensor([0]), torch.tensor([5]))]
-    tokens, came = from_steps(steps, 4)
-    assert tokens.tolist() == [5, 10, 0, 30]
-    assert came.tolist() == [2, 0, -1, 0]
-    with pytest.raises(ValueError, match="step 0 decides a position outside 0 to 2"):
-        from_steps(steps, 3)
 
 
 def decode(tokens: Tensor) -> Tensor:

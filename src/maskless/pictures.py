@@ -5,7 +5,7 @@ Shapes: N images of H x W pixels as bytes, (N, H, W, 3) or (N, H, W, 1); L = h *
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -74,17 +74,6 @@ def inpainting(
     empty = [""] * len(first)
     texts = [empty, empty, empty if labels is None else list(labels)]
     _save(_sheet([first, kept, last], texts=texts, names=["before", "kept", "after"], title=title), path)
-
-
-def from_steps(steps: Iterable[tuple[int, Tensor, Tensor]], length: int) -> tuple[Tensor, Tensor]:
-    """Tokens (L,) and the step that decided each (-1: none did), from the (step, positions, tokens) of a run."""
-    tokens, came = torch.zeros(length, dtype=torch.long), torch.full((length,), -1)
-    for number, positions, decided in steps:
-        positions, decided = positions.cpu().long(), decided.cpu().long()
-        if positions.numel() and not 0 <= int(positions.min()) <= int(positions.max()) < length:
-            raise ValueError(f"step {number} decides a position outside 0 to {length - 1}")
-        tokens[positions], came[positions] = decided, number
-    return tokens, came
 
 
 def order_heatmap(

@@ -16,7 +16,7 @@ from maskless.codec.vq import VQ, PixelCodec, VQConfig, to_images
 from maskless.data.image_pixels import fit
 from maskless.data.image_prepare import prepare_images
 from maskless.data.image_tokens import holds_images, open_images
-from maskless.data.images import image_array, read_images
+from maskless.data.images import read_images
 from maskless.data.tokens import INDEX, global_batch, open_tokens
 
 SIZE = 8
@@ -143,7 +143,8 @@ def test_codecs_and_statistics_see_the_pictures_of_the_same_side(tmp_path):
     np.save(tmp_path / "a.npy", pixels(40))
     prepared = prepare_images([tmp_path / "a.npy"], tmp_path / "out", Mean(factor=1), size=SIZE, valid=0.2)
     for split in ("train", "valid"):
-        squares, _ = image_array([tmp_path / "a.npy"], SIZE, split=split, valid=0.2)
+        found = read_images([tmp_path / "a.npy"]).pictures(SIZE, split=split, valid=0.2)
+        squares = np.stack([square for square, _, _ in found])
         tokens = Mean(factor=1).encode(to_images(squares)).flatten(1)
         assert torch.equal(prepared.split(split).rows(range(len(tokens)))[:, 1:], tokens)
         assert len(tokens) == prepared.splits[split].rows

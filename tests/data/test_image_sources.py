@@ -11,7 +11,7 @@ from pictures_made import everything, noise, plant, png, tar, zipped
 
 from maskless.data.image_files import UNLABELLED, Tar
 from maskless.data.image_pixels import decode, fit
-from maskless.data.images import image_array, images_in, looks_like_images, read_images
+from maskless.data.images import looks_like_images, read_images
 
 TINY_IMAGENET = Path(__file__).resolve().parents[3] / "shared" / "data" / "images" / "tiny-imagenet-40.tar.xz"
 
@@ -83,17 +83,21 @@ def test_inputs_are_put_together_by_the_names_of_their_classes(tmp_path):
     assert [entry.label for _, entry in images.entries()] == [0, 1, 2, 0, 1]
 
 
+def squares(inputs: list, size: int, **how) -> list[np.ndarray]:
+    return [square for square, _, _ in read_images(inputs).pictures(size, **how)]
+
+
 def test_broken_pictures_are_left_out_and_named(tmp_path):
     good = [noise(4, 4, 3, seed=i) for i in range(3)]
     files = {f"{i}.png": png(pixels) for i, pixels in enumerate(good)} | {"0b.jpg": b"", "1b.png": png(good[0])[:40]}
     plant(tmp_path, files)
     lines: list[str] = []
-    found = list(images_in([tmp_path], 4, on_broken=lines.append))
+    found = squares([tmp_path], 4, on_broken=lines.append)
     assert np.array_equal(found, good)
     assert lines[0] == f"{tmp_path}/0b.jpg: the file is empty"
     assert lines[1].startswith(f"{tmp_path}/1b.png: ")
     with pytest.raises(ValueError, match=r"none of 1 pictures can be read; .*0b\.jpg: the file is empty"):
-        list(images_in([tmp_path / "0b.jpg"], 4))
+        squares([tmp_path / "0b.jpg"], 4)
 
 
 @pytest.mark.parametrize("kind", ["data", "a.tar", "a.zip"])
@@ -165,28 +169,15 @@ def test_a_hugging_face_data_set_gives_back_its_pictures(tmp_path):
         read_images([f"hf:{tmp_path}/text"])
 
 
-# For codecs and statistics
-
-
-def test_an_array_of_n_is_spread_evenly_and_mends_gaps(tmp_path):
+def test_each_side_has_its_own_pictures(tmp_path):
     pixels = noise(20, 4, 4, 3)
-    files = {f"{'ab'[i // 10]}/{i:02}.png": png(p) for i, p in enumerate(pixels)}
-    found, labels = image_array([plant(tmp_path, files)], 4, 4)
-    assert np.array_equal(found, pixels[[0, 5, 10, 15]])
-    assert labels.tolist() == [0, 0, 1, 1]
-    plant(tmp_path, {"a/05.png": b""})
-    found, labels = image_array([tmp_path], 4, 4)
-    assert np.array_equal(found, pixels[[0, 6, 10, 15]])
-    assert len(image_array([tmp_path], 4)[0]) == 19
-    sides = {split: image_array([tmp_path], 4, split=split, valid=0.25)[0] for split in ("train", "valid")}
-    assert [len(side) for side in sides.values()] == [14, 5]  # the broken one is for training
-    assert not {p.tobytes() for p in sides["train"]} & {p.tobytes() for p in sides["valid"]}
-    for n, why in ((0, "n is 0: expected 1 to 20"), (21, "n is 21"), (20, "only 19 can be read")):
-        with pytest.raises(ValueError, match=why):
-            image_array([tmp_path], 4, n)
+    plant(tmp_path, {f"{'ab'[i // 10]}/{i:02}.png": png(p) for i, p in enumerate(pixels)} | {"a/05.png": b""})
+    train, valid = (squares([tmp_path], 4, split=split, valid=0.25) for split in ("train", "valid"))
+    assert (len(train), len(valid)) == (14, 5)  # the broken one is for training
+    assert not {p.tobytes() for p in train} & {p.tobytes() for p in valid}
     for wrong, why in (({"size": 0}, "size is 0"), ({"size": 4, "filter": "x"}, "filter 'x': expected bilinear")):
         with pytest.raises(ValueError, match=why):
-            list(images_in([tmp_path], **wrong))
+            squares([tmp_path], **wrong)
 
 
 def test_text_does_not_look_like_pictures(tmp_path):

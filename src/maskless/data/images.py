@@ -41,7 +41,6 @@ Broken = Callable[[str], None]  # told of each picture that is left out, in one 
 
 WORKERS = min(8, os.cpu_count() or 1)
 VALID = 0.05  # the share held out where the data has no split of its own
-LARGEST_ARRAY = 1 << 33  # bytes
 _EXPECTED = f"a folder, an archive ({', '.join(TARS)}, .zip), .npy, .npz, idx files, {', '.join(PICTURES)}, or hf:NAME"
 
 
@@ -258,53 +257,6 @@ def _has_pictures(given: str | Path) -> bool:
 def looks_like_images(inputs: Sequence[str | Path]) -> bool:
     """Whether an input is pictures rather than text: more of its files are, or its data set has a column of images."""
     return any(_has_pictures(given) for given in inputs)
-
-
-# What codecs and statistics are made from
-
-
-def images_in(inputs: Sequence[str | Path], size: int, *, split: str | None = None, **how: Any) -> Iterator[np.ndarray]:
-    """Squares one after another, in constant memory; how: as in `Images.pictures`.  (s, s, C) uint8"""
-    return (square for square, _, _ in read_images(inputs).pictures(size, split=split, **how))
-
-
-def image_array(
-    inputs: Sequence[str | Path],
-    size: int,
-    n: int | None = None,
-    *,
-    split: str | None = None,
-    valid: float = VALID,
-    channels: int = 3,
-    **how: Any,
-) -> tuple[np.ndarray, np.ndarray | None]:
-    """n pictures spread evenly over the input, or all, in its order; and their labels.  (N, s, s, C) uint8, (N,) int64
-
-    A broken picture gives way to the next one. The labels are None if there are no classes.
-    """
-    images = read_images(inputs)
-    total = images.count(split, valid)
-    count = total if n is None else n
-    if not 1 <= count <= total:
-        raise ValueError(f"n is {n}: expected 1 to {total:,}, the pictures that are there")
-    if count * size * size * channels > LARGEST_ARRAY:
-        raise ValueError(f"{count:,} pictures of {size}x{size}: more than {LARGEST_ARRAY:,} bytes; take a smaller n")
-    pixels = np.empty((count, size, size, channels), np.uint8)
-    labels = np.empty(count, np.int64)
-    seen = taken = 0
-
-    def due() -> bool:
-        nonlocal seen
-        seen += 1
-        return taken < -(-seen * count // total)
-
-    how |= {"split": split, "valid": valid, "channels": channels, "wanted": None if n is None else due}
-    for square, label, _ in images.pictures(size, **how):
-        pixels[taken], labels[taken] = square, label
-        taken += 1
-    if taken < count and n is not None:
-        raise ValueError(f"{n:,} pictures were asked for, but only {taken:,} can be read")
-    return pixels[:taken], labels[:taken] if images.classes else None
 
 
 def _sides(images: Images, valid: float) -> Iterator[str]:
