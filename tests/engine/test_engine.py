@@ -175,17 +175,6 @@ def test_a_rare_refresh_does_not_depend_on_rows_beside(tiny):
     assert differ
 
 
-@pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float64])
-def test_weights_of_any_precision_are_folded(tiny, kind, dtype):
-    network, keys = tiny(kind).to(dtype), row_keys(1, torch.arange(B))
-    tokens, known = state(kind, "equal")
-    mine, way = tokens.clone(), planned(kind, known, keys, 3)
-    Engine(network).sample(mine, way, keys)
-    Engine(network.float()).sample(tokens, way, keys)
-    assert torch.equal(mine, tokens)
-
-
 def test_a_refreshed_step_is_exact_and_one_between_is_not(tiny):
     network, keys = tiny("position", scale=0.3), row_keys(1, torch.arange(B))
     tokens, known = state("position", "equal")

@@ -10,6 +10,7 @@ from typing import Annotated, Any
 import typer
 
 from maskless.cli import show
+from maskless.cli.generate import EVERY
 
 
 def train_codec(
@@ -44,12 +45,8 @@ def train_codec(
     ema: Annotated[float | None, typer.Option(help="Decay of the averaged weights.")] = None,
     flip: Annotated[bool | None, typer.Option(help="Exchange left and right in half of the images.")] = None,
     seed: Annotated[int | None, typer.Option(help="Default: 0.")] = None,
-    evaluate_every: Annotated[
-        int | None, typer.Option(help="Steps; 0: at the end only. Default: 1,000, and each tenth of the run.")
-    ] = None,
-    save_every: Annotated[
-        int | None, typer.Option(help="Steps; 0: at the end only. Default: 1,000, and each tenth of the run.")
-    ] = None,
+    evaluate_every: EVERY = None,
+    save_every: EVERY = None,
     log_every: Annotated[int | None, typer.Option(help="Default: 10.")] = None,
     keep: Annotated[int | None, typer.Option(help="Training states that stay on disk. Default: 2.")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Machine-readable output on stdout.")] = False,

@@ -16,7 +16,7 @@ from maskless.cli.bench import bench
 from maskless.cli.codec import train_codec
 from maskless.cli.distill import distill
 from maskless.cli.evaluate import evaluate, fid
-from maskless.cli.generate import TOKENIZER, fill, generate
+from maskless.cli.generate import EVERY, TOKENIZER, fill, generate
 from maskless.cli.models import demo, models
 from maskless.cli.reproduce import reproduce
 from maskless.cli.serve import serve
@@ -150,13 +150,9 @@ def train(
     seed: Annotated[int | None, typer.Option(help="Default: 0.")] = None,
     compile: Annotated[bool | None, typer.Option(help="By default on CUDA.")] = None,
     fsdp: Annotated[bool | None, typer.Option("--fsdp", help="Shard the weights over processes.")] = None,
-    evaluate_every: Annotated[
-        int | None, typer.Option(help="Steps; 0: at the end only. Default: 1,000, and each tenth of the run.")
-    ] = None,
+    evaluate_every: EVERY = None,
     sample_every: Annotated[int | None, typer.Option(help="Steps between live samples; 0: none.")] = None,
-    save_every: Annotated[
-        int | None, typer.Option(help="Steps; 0: at the end only. Default: 1,000, and each tenth of the run.")
-    ] = None,
+    save_every: EVERY = None,
     log_every: Annotated[int | None, typer.Option(help="Default: 10.")] = None,
     keep: Annotated[int | None, typer.Option(help="Training states that stay on disk. Default: 2.")] = None,
     tracker: Annotated[str | None, typer.Option(help="tensorboard (default), wandb, ... or none.")] = None,

@@ -12,7 +12,7 @@ import typer
 from rich.table import Table
 
 from maskless.cli import show
-from maskless.cli.generate import JSON, TOKENIZER
+from maskless.cli.generate import EVERY, JSON, TOKENIZER
 
 
 def distill(
@@ -44,13 +44,9 @@ def distill(
     seed: Annotated[int | None, typer.Option(help="Default: 0.")] = None,
     compile: Annotated[bool | None, typer.Option(help="By default on CUDA.")] = None,
     fsdp: Annotated[bool | None, typer.Option("--fsdp", help="Shard the student's weights over processes.")] = None,
-    evaluate_every: Annotated[
-        int | None, typer.Option(help="Steps; 0: at the end only. Default: 1,000, and each tenth of the run.")
-    ] = None,
+    evaluate_every: EVERY = None,
     sample_every: Annotated[int | None, typer.Option(help="Steps between live samples; 0: none.")] = None,
-    save_every: Annotated[
-        int | None, typer.Option(help="Steps; 0: at the end only. Default: 1,000, and each tenth of the run.")
-    ] = None,
+    save_every: EVERY = None,
     log_every: Annotated[int | None, typer.Option(help="Default: 10.")] = None,
     keep: Annotated[int | None, typer.Option(help="Training states that stay on disk, of each round.")] = None,
     tracker: Annotated[str | None, typer.Option(help="tensorboard (default), wandb, ... or none.")] = None,

@@ -11,6 +11,7 @@ import typer
 from maskless.cli import pictures, show
 
 MODEL = Annotated[str, typer.Argument(help="A run or model folder, a shipped model, a hub id, or a released file.")]
+EVERY = Annotated[int | None, typer.Option(help="Steps; 0: at the end only. Default: 1,000, and a tenth of the run.")]
 TOKENIZER = Annotated[str | None, typer.Option(help="gpt2, bert, bytes, or a file; for models that bring none.")]
 JSON = Annotated[bool, typer.Option("--json", help="Machine-readable output on stdout.")]
 STEPS = Annotated[int | None, typer.Option(help="1 to the number of unknown tokens. Default: 32 or fewer.")]
