@@ -157,6 +157,15 @@ def test_a_name_that_is_neither_a_folder_nor_a_hub_id_is_refused(name):
         Model.from_pretrained(name)
 
 
+def test_a_folder_of_the_owner_alone_is_no_reason_to_refuse_a_hub_id(saved, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "owner").mkdir()
+    monkeypatch.setattr("huggingface_hub.snapshot_download", lambda name, **_: {"owner/name": str(saved)}[name])
+    assert torch.equal(logits(Model.from_pretrained("owner/name")), logits(Model.from_pretrained(saved)))
+    (tmp_path / "owner" / "name").mkdir()
+    refused(Path("owner/name"), "owner/name is not a model folder")  # a folder that exists wins
+
+
 def test_a_failed_save_leaves_the_earlier_model_and_nothing_else(tiny, saved, monkeypatch):
     before, files = logits(Model.from_pretrained(saved)), names(saved)
 

@@ -196,7 +196,7 @@ def read_by(words: list[str]) -> set[str]:
 
 # Running them
 
-LEFT = ("--out", "--gif", "--plot", "--compare", "--save-statistics", "--output_path")  # options that name a result
+LEFT = ("--out", "--gif", "--heat", "--plot", "--compare", "--save-statistics", "--output_path")  # each names a result
 
 
 class House:

@@ -1,7 +1,9 @@
-"""Files written aside are as open to others as any file, and appear whole or not at all."""
+"""Files written aside are as open to others as any file and appear whole or not at all; JSON knows numbers only."""
 
 from __future__ import annotations
 
+import json
+import math
 import os
 import stat
 from collections.abc import Callable, Iterator
@@ -11,7 +13,7 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
-from maskless.files import write_aside
+from maskless.files import json_text, write_aside
 
 
 @pytest.fixture(params=[0o022, 0o027, 0o002], ids=oct)
@@ -60,3 +62,15 @@ def test_a_writer_that_fails_leaves_the_old_file_alone(tmp_path):
         write_aside(tmp_path / "file", fail)
     assert (tmp_path / "file").read_text() == "old"
     assert os.listdir(tmp_path) == ["file"]
+
+
+def test_what_is_not_a_finite_number_is_null_in_json():
+    value = {"error": math.nan, "all": [1.5, math.inf, (-math.inf, 2)], "n": 3, "none": None, "is": True, "text": "NaN"}
+    assert json.loads(json_text(value, indent=1)) == {
+        "error": None,
+        "all": [1.5, None, [None, 2]],
+        "n": 3,
+        "none": None,
+        "is": True,
+        "text": "NaN",
+    }

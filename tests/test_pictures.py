@@ -176,6 +176,20 @@ def test_a_film_has_a_frame_for_each_step_and_covers_what_is_not_known(tmp_path)
     assert info.info["duration"] == 2000
 
 
+def test_a_film_of_many_pictures_has_the_rows_of_a_grid(tmp_path):
+    names = [chr(97 + i) for i in range(24)]
+    order_gif(torch.ones(24, 6), torch.zeros(24, 6), decode, tmp_path / "order.gif", shape=(2, 3), labels=names)
+    last = frames(tmp_path / "order.gif")[-1]
+    high, wide = 128 + GAP + 18, 192 + GAP  # of a tile with its label
+    assert last.shape[:2] == (2 * MARGIN + 24 + 3 * high - GAP, 2 * MARGIN + 8 * wide - GAP)
+    dark = (last < 128).all(-1)
+    for row in range(3):  # letters below each tile of each row
+        below = MARGIN + 24 + row * high + 128
+        for column in range(8):
+            left = MARGIN + column * wide
+            assert dark[below : below + 18, left : left + 192].any()
+
+
 def test_a_film_of_one_picture_has_room_for_its_longest_title(tmp_path):
     def tall(tokens: Tensor) -> Tensor:
         return (tokens * 10).to(torch.uint8).view(-1, 12, 1, 1).repeat_interleave(4, 1).repeat_interleave(4, 2)

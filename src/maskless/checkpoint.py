@@ -210,7 +210,7 @@ def _download(name: str) -> Path:
     from huggingface_hub import snapshot_download
     from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalEntryNotFoundError
 
-    if "/" not in name or Path(name).parent.is_dir():
+    if "/" not in name:
         raise ValueError(f"{name!r} is neither a model folder nor a hub id (owner/name){shipped.nearest(name)}")
     try:
         return Path(snapshot_download(name, allow_patterns=FILES))

@@ -1,7 +1,9 @@
-"""Files and folders that appear whole or not at all."""
+"""Files and folders that appear whole or not at all, and JSON that every program can read."""
 
 from __future__ import annotations
 
+import json
+import math
 import os
 import shutil
 import stat
@@ -9,6 +11,7 @@ import uuid
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 
 def write_aside(path: Path, write: Callable[[Path], object]) -> None:
@@ -46,3 +49,16 @@ def whole_folder(target: Path) -> Iterator[Path]:
     except BaseException:
         shutil.rmtree(aside, ignore_errors=True)
         raise
+
+
+def json_text(value: Any, indent: int | None = None) -> str:
+    """A value as JSON. What is not a finite number, such as the standard error of a single value, is null."""
+    return json.dumps(_finite(value), indent=indent, allow_nan=False)
+
+
+def _finite(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {key: _finite(one) for key, one in value.items()}
+    if isinstance(value, list | tuple):
+        return [_finite(one) for one in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import torch
@@ -16,6 +16,7 @@ from torch import Tensor
 
 from maskless.files import write_aside
 
+T = TypeVar("T")
 PAPER, INK, FAINT, ACCENT = (255, 255, 255), (34, 34, 34), (110, 110, 110), (214, 80, 32)
 UNKNOWN = (196, 196, 196)  # a cell that is not decided yet, or was cut out
 GAP, MARGIN = 6, 12
@@ -34,9 +35,8 @@ def grid(
     if labels is not None and len(labels) != len(tiles):
         raise ValueError(f"{len(labels)} labels for {len(tiles)} images: expected one for each")
     columns = _columns(len(tiles), columns)
-    rows = [tiles[i : i + columns] for i in range(0, len(tiles), columns)]
-    texts = None if labels is None else [list(labels[i : i + columns]) for i in range(0, len(tiles), columns)]
-    _save(_sheet(rows, texts=texts, title=title), path)
+    texts = None if labels is None else _rows(labels, columns)
+    _save(_sheet(_rows(tiles, columns), texts=texts, title=title), path)
 
 
 def reconstructions(originals: Tensor, rebuilt: Tensor, path: Path, *, columns: int = 8, title: str = "") -> None:
@@ -139,7 +139,7 @@ def order_gif(
 ) -> None:
     """A GIF of grids filling in: what is known after each step is decoded, the rest is grey, the newest is outlined.
 
-    tokens and came (N, L) or (L,), as in `Sampled`. The last frame stays for two seconds.
+    tokens and came (N, L) or (L,), as in `Sampled`. Rows are those of `grid`. The last frame stays for two seconds.
     """
     maps = _cells(came, shape)
     tokens = tokens.cpu().reshape(-1, tokens.shape[-1])
@@ -151,7 +151,8 @@ def order_gif(
         raise ValueError(f"seconds {seconds} is out of range: expected more than 0")
     last = int(maps.max())
     titles = [f"step {i} of {last + 1},  {int((maps < i).sum())} of {maps.numel()} cells" for i in range(last + 2)]
-    texts, widest = None if labels is None else [list(labels)], max(titles, key=_font(15).getlength)
+    columns, widest = _columns(len(maps), None), max(titles, key=_font(15).getlength)
+    texts = None if labels is None else _rows(labels, columns)
     frames = []
     for step in [*range(-1, last + 1), None]:  # at the end all of it, without outlines
         known = maps <= (last if step is None else step)
@@ -160,7 +161,7 @@ def order_gif(
         tiles = _tiles(decode(torch.stack(seen)), MOVING)
         shown = [_covered(*parts) for parts in zip(tiles, known, new, strict=True)]
         title = titles[-1 if step is None else step + 1]
-        frames.append(_sheet([shown], texts=texts, title=title, room=widest))
+        frames.append(_sheet(_rows(shown, columns), texts=texts, title=title, room=widest))
     times = [round(1000 * seconds)] * (len(frames) - 1) + [2000]
     first, *rest = (frame.quantize(256, Image.Quantize.MAXCOVERAGE, kmeans=3) for frame in frames)
     write_aside(path, lambda aside: first.save(aside, "GIF", save_all=True, append_images=rest, duration=times, loop=0))
@@ -298,6 +299,10 @@ def _columns(count: int, columns: int | None) -> int:
     if columns is not None and columns < 1:
         raise ValueError(f"columns {columns} is out of range: expected 1 or more")
     return columns or min(10, -(-count // max(1, int((count / 1.6) ** 0.5))))
+
+
+def _rows(things: Sequence[T], columns: int) -> list[list[T]]:
+    return [list(things[i : i + columns]) for i in range(0, len(things), columns)]
 
 
 def _font(size: int) -> Any:

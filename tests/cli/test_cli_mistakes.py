@@ -33,7 +33,7 @@ def one_line(ended: Ended) -> str:
 
 
 def raising(error: BaseException | type[BaseException]) -> Callable[..., NoReturn]:
-    def fail(**_: object) -> NoReturn:
+    def fail(*_: object, **__: object) -> NoReturn:
         raise error
 
     return fail
@@ -208,6 +208,29 @@ def test_too_little_memory_is_one_line_that_says_what_to_do(error, says, command
     assert one_line(ended).startswith("out of memory: try a smaller --batch, or --accumulate; ")
     assert says in ended.err
     assert "smaller" not in command("bench").err
+
+
+@pytest.mark.parametrize(
+    ("arguments", "steps"),
+    [
+        (["train", "--text", "{text}"], "train.run.train"),
+        (["distill", "{model}", "--data", "{model}/data"], "train.distill_run.take_steps"),
+        (["train-codec", "--images", "{images}", "--width", "32"], "train.codec.train_steps"),
+    ],
+    ids=["train", "distill", "train-codec"],
+)
+def test_what_fails_before_its_first_step_leaves_nothing(arguments, steps, text, model, command, monkeypatch, tmp_path):
+    np.save(tmp_path / "images.npy", np.zeros((4, 8, 8, 3), np.uint8))
+    monkeypatch.setattr(f"maskless.{steps}", raising(torch.OutOfMemoryError("CUDA out of memory.")))
+    words = [word.format(text=text, model=model, images=tmp_path / "images.npy") for word in arguments]
+    (own := tmp_path / "own").mkdir()
+    (own / "notes.txt").write_text("mine")
+    for out in (tmp_path / "new", own):
+        ended = command(*words, "--out", out)
+        assert ended.code == 2
+        assert "\nerror: out of memory" in ended.err
+    assert not (tmp_path / "new").exists()
+    assert [path.name for path in own.iterdir()] == ["notes.txt"]
 
 
 def test_another_error_of_torch_keeps_its_traceback(command, monkeypatch):

@@ -1,6 +1,7 @@
 """The commands with pictures: a folder of them becomes tokens, a model, new ones in a file, and figures of these."""
 
 import json
+import shutil
 import sys
 
 import numpy as np
@@ -87,6 +88,16 @@ def test_into_a_folder_go_the_pictures_as_they_are(run, tmp_path, monkeypatch, c
             assert np.array_equal(np.asarray(Image.open(path)), np.asarray(one.image))
 
 
+def test_what_is_to_be_tried_after_distilling_draws_pictures(run, tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    how = ("--rounds", 1, "--steps-per-round", 2, "--batch", 4, "--tracker", "none")
+    assert maskless(monkeypatch, "distill", run, "--data", run.parent / "data", "--out", "fast", *how) == 0
+    said, _, tried = capsys.readouterr().out.splitlines()[-1].partition("   try: maskless ")
+    assert said == "student: fast/round-1"
+    assert maskless(monkeypatch, *tried.split()) == 0
+    assert Image.open(tmp_path / "new.png").width > 0
+
+
 def test_a_released_network_is_given_the_codec_of_its_tokens(tmp_path, monkeypatch, capsys):
     state = random_maskgit(vocab=13, width=64, places=16, classes=4, blocks=2, hidden=40)
     file, to = tmp_path / "released.pth", tmp_path / "model"
@@ -128,7 +139,9 @@ def test_a_part_of_a_picture_is_drawn_anew(run, photos, tmp_path, monkeypatch, c
         (["{picture}", "--box", "0,0,2,2", "--known", "{picture}"], "which part? expected either"),
         (["{picture}", "--box", "0,0,7,2"], "box 0,0,7,2 does not lie in the picture: expected edges from 0,0 to 6,4"),
         (["{picture}", "--box", "0,0,2"], "box '0,0,2': expected LEFT,TOP,RIGHT,BOTTOM in pixels"),
-        (["{picture}", "--box", "0,0,1,4"], "nothing to decide"),  # outside of the middle
+        (["{picture}", "--box", "0,0,1,4"], "box 0,0,1,4 is outside of the picture's middle square, 1,0,5,4"),
+        (["{picture}", "--box", "1,0,5,4", "--noise", "1"], "--noise is for --order confidence: the order is halton"),
+        (["{picture}", "--box", "1,0,5,4", "--label", "2"], "unknown label 2: expected dark, light, or 0 to 1"),
         (["{picture}", "--known", "{small}"], "small.png has 4 x 4 pixels: expected 6 x 4, as the picture has"),
         (["{picture}", "--known", "{words}"], "words.png: not a picture that Pillow can read"),
         (["The [3]", "--box", "0,0,2,2"], "The [3] is not a file: this is a model of pictures"),
@@ -192,6 +205,25 @@ def test_two_sides_of_a_set_of_pictures_are_compared(photos, features, monkeypat
     assert (same["precision"], same["recall"], same["images"]) == (1, 1, 48)
 
 
+def test_broken_pictures_are_counted_and_the_first_is_named(run, photos, features, tmp_path, monkeypatch, capsys):
+    folder = shutil.copytree(photos, tmp_path / "photos")
+    for name in ("a", "b"):
+        (folder / "dark" / f"{name}.png").write_text("words")
+    told = f"{folder}: 2 broken pictures left out ({folder}/dark/a.png: not a picture that Pillow can read ...)\n"
+    assert maskless(monkeypatch, "fid", photos, folder, *features, "--json") == 0
+    shown = capsys.readouterr()
+    assert (json.loads(shown.out)["images"], shown.err) == (48, told)
+    asked = ["evaluate", run, "--reference", folder, *features, "--steps", 4, "--samples", 20]
+    assert maskless(monkeypatch, *asked, "--out", tmp_path / "quality.json") == 0
+    assert capsys.readouterr().err.startswith(told)
+    monkeypatch.setattr("maskless.evaluate.sets.gather_object", lambda own: own * 2)  # another process has two more
+    assert maskless(monkeypatch, "fid", photos, folder, *features) == 0
+    assert f"{folder}: 4 broken pictures" in capsys.readouterr().err
+    monkeypatch.setattr("maskless.evaluate.sets.PartialState", lambda: Share(1))
+    assert maskless(monkeypatch, "fid", photos, folder, *features) == 0
+    assert capsys.readouterr().err == ""
+
+
 def test_processes_draw_shares_of_the_same_pictures(run, monkeypatch):
     model, shares = api.load(run, device="cpu"), []
     whole = torch.cat(list(drawn(model, 11, 3, steps=4)(1.0)))
@@ -209,6 +241,7 @@ class Share:
 
     def __init__(self, rank: int):
         self.process_index = rank
+        self.is_main_process = rank == 0
 
 
 MEASURED = "evaluate {run} {features} --reference {photos} --out {out}"

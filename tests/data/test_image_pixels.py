@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
+
 import numpy as np
 import pytest
 from pictures_made import encoded, noise, png
@@ -74,6 +77,24 @@ def test_a_picture_is_turned_upright():
     exif = Image.Exif()
     exif[0x0112] = 6  # a camera held on its side
     assert np.array_equal(decode(encoded(Image.fromarray(pixels), exif=exif)), np.rot90(pixels, -1))
+
+
+def test_of_a_picture_that_is_too_large_we_alone_speak():
+    """In a process of its own: pytest has a list of filters for each test."""
+    lines = """
+import io
+from PIL import Image
+from maskless.data.image_pixels import decode
+file = io.BytesIO()
+Image.new("L", (40, 40)).save(file, "png")
+Image.MAX_IMAGE_PIXELS = 1000
+try:
+    decode(file.getvalue())
+except ValueError as error:
+    print(error)
+"""
+    done = subprocess.run([sys.executable, "-c", lines], capture_output=True, text=True, check=True)
+    assert (done.stdout, done.stderr) == ("40x40 pixels: above Pillow's limit of 1,000\n", "")
 
 
 @pytest.mark.filterwarnings("ignore::PIL.Image.DecompressionBombWarning")

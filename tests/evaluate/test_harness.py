@@ -170,6 +170,28 @@ def test_a_mistake_is_one_line(monkeypatch, capsys):
     assert capsys.readouterr().err == "error: 'nowhere' is neither a model folder nor a hub id (owner/name)\n"
 
 
+@needs_lm_eval
+@pytest.mark.parametrize("kind", ["builtins.ConnectionError", "requests.Timeout", "httpx.ConnectError"])
+def test_a_hub_that_cannot_be_reached_is_one_line(kind, monkeypatch, capsys):
+    import lm_eval.__main__ as theirs
+
+    module, _, name = kind.rpartition(".")
+    error = getattr(pytest.importorskip(module), name)("Couldn't reach\nthe hub")
+    monkeypatch.setattr(sys, "argv", ["harness"])
+    monkeypatch.setattr(theirs, "cli_evaluate", partial(give_up, error))
+    with pytest.raises(SystemExit) as ended:
+        harness.main(["--tasks", "paper"])
+    assert ended.value.code == 2
+    assert capsys.readouterr().err == "error: Couldn't reach the hub\n"
+    monkeypatch.setattr(theirs, "cli_evaluate", partial(give_up, RuntimeError("ours")))
+    with pytest.raises(RuntimeError, match="ours"):
+        harness.main(["--tasks", "paper"])
+
+
+def give_up(error: Exception) -> None:
+    raise error
+
+
 @pytest.mark.parametrize(
     ("how", "says"),
     [

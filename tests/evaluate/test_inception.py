@@ -126,7 +126,9 @@ def scripted(module: nn.Module, path: Path) -> Path:
 
 def test_torchscript_must_say_what_it_takes(tmp_path):
     path = scripted(Means(), tmp_path / "means.pt")
-    with pytest.raises(ValueError, match=r"means.pt is TorchScript that does not say what it takes: give input="):
+    with pytest.raises(
+        ValueError, match=r"means.pt is TorchScript that does not say what it takes: expected --feature-input"
+    ):
         features(path)
     mean = pictures().double().mean((1, 2))
     torch.testing.assert_close(features(path, input="pixels")(pictures())[0].double().cpu(), mean, rtol=0, atol=1e-3)
@@ -197,9 +199,11 @@ class Trap:
 
 
 def other_files(folder: Path) -> dict[str, Path]:
-    paths = {name: folder / f"{name}.pth" for name in ("text", "empty", "trap", "layers", "list")}
+    paths = {name: folder / f"{name}.pth" for name in ("text", "empty", "trap", "layers", "list", "word", "digit")}
     paths["text"].write_text("not a network")
     paths["empty"].write_bytes(b"")
+    paths["word"].write_text("hello")  # a KeyError of torch
+    paths["digit"].write_text("0")  # an IndexError
     paths["trap"].write_bytes(pickle.dumps(Trap(), protocol=2))
     torch.save({"layer.weight": torch.zeros(2, 2)}, paths["layers"])
     torch.save([1, 2], paths["list"])
@@ -211,13 +215,18 @@ def other_files(folder: Path) -> dict[str, Path]:
     return paths
 
 
-@pytest.mark.parametrize("kind", ["text", "empty", "trap", "layers", "list", "tensors", "broken", "one number"])
+@pytest.mark.parametrize(
+    "kind", ["text", "empty", "word", "digit", "trap", "layers", "list", "tensors", "broken", "one number"]
+)
 def test_what_is_not_a_network_is_one_clear_line(kind, tmp_path):
     path = other_files(tmp_path)[kind]
     with pytest.raises(ValueError, match=r"not a feature network") as error:
         features(path, input="pixels")
     assert path.name in str(error.value)
     assert "\n" not in str(error.value)
+    assert "weights_only" not in str(error.value)  # torch's advice is to run the code in the file
+    if kind in ("text", "empty", "word", "digit", "trap"):
+        assert str(error.value).endswith("under pytorch-fid's names (.safetensors, .pth), or TorchScript")
 
 
 def test_a_missing_network_is_an_error_not_another_one(tmp_path, monkeypatch):

@@ -79,7 +79,12 @@ def judge(folder) -> Path:
 
 def found(ended: Ended) -> dict:
     assert ended.code == 0, ended.err
-    return json.loads(ended.out)
+    return strictly(ended.out)
+
+
+def strictly(text: str) -> dict:
+    """What JSON says, without NaN and Infinity, which Python alone would read."""
+    return json.loads(text, parse_constant=lambda word: pytest.fail(f"{word} is not JSON"))
 
 
 def test_bounds_of_other_texts_are_in_bits_too(folder, command):
@@ -94,7 +99,11 @@ def test_bounds_of_other_texts_are_in_bits_too(folder, command):
     shown = command("evaluate", folder / "pgm", *given)
     assert f"{results[str(folder / 'other.txt')]['the paper' + chr(39) + 's']['perplexity']:.2f}" in shown.out
     plain = found(command("evaluate", folder / "pgm", *given[:2], *given[4:], "--json"))
-    assert set(plain["the paper's"]) == {"nats", "error", "sequences", "tokens", "perplexity", "perplexity_error"}
+    assert plain == results[str(folder / "data")]
+    keys = {"nats", "error", "sequences", "tokens", "perplexity", "perplexity_error"}
+    bits = {"bits_per_byte", "bits_per_byte_error", "bits_per_character", "bits_per_character_error"}
+    assert set(plain["the paper's"]) == keys | bits
+    assert found(command("evaluate", folder / "pgm", *given, "--json")) == results
 
 
 @needs_transformers
@@ -130,10 +139,38 @@ def test_a_causal_model_is_judged_at_its_own_steps(folder, judge, command):
     assert "leave --steps out" in command(*given, "--steps", 4).err
 
 
-def test_one_sequence_has_no_error_to_show(folder, command):
-    ended = command("evaluate", folder / "pgm", "--data", folder / "data", "--sequences", 1)
+def test_the_error_of_one_sequence_is_unknown(folder, command):
+    given = ["evaluate", folder / "pgm", "--data", folder / "data", "--sequences", 1]
+    ended = command(*given)
     assert ended.code == 0
     assert "nan" not in ended.out
+    assert "± ?" in ended.out
+    for estimator in found(command(*given, "--json")).values():
+        assert (estimator["error"], estimator["perplexity_error"]) == (None, None)
+    bits = found(command(*given, "--what", "bound", "--json"))["bound"]
+    assert [one["bits_per_byte_error"] for text in bits.values() for one in text.values()] == [None, None]
+
+
+@needs_transformers
+def test_the_errors_of_one_text_are_unknown_in_its_file_too(folder, judge, command, monkeypatch):
+    to = folder / "one.json"
+    given = ["evaluate", folder / "pgm", "--what", "genppl", "--judge", judge, "--texts", 1, "--steps", 4, "--out", to]
+    (point,) = found(command(*given, "--json"))["genppl"]["points"]
+    assert point["quality"]["entropy"]["error"] is None
+    assert point["quality"]["retokenised"]["perplexity_error"] is None
+    assert strictly(to.read_text())["points"] == [point]
+    monkeypatch.setattr("maskless.texts.generate_texts", None)  # nothing is drawn again
+    assert found(command(*given, "--json"))["genppl"]["points"] == [point]
+    assert "± ?" in command(*given).out
+
+
+def test_the_error_of_one_pair_of_gradients_is_unknown(folder, command):
+    given = ["evaluate", folder / "pgm", "--what", "variance", "--data", folder / "data", "--pairs", 1, "--batch", 2]
+    results = found(command(*given, "--json"))["variance"]["objectives"]
+    assert {one["error"] for one in results} == {one["signal_error"] for one in results} == {None}
+    shown = command(*given).out
+    assert "± ?" in shown
+    assert "nan" not in shown
 
 
 @pytest.mark.parametrize("model", ["pgm", "mdlm"])

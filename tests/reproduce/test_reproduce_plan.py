@@ -131,17 +131,57 @@ def test_what_differs_is_what_the_commands_say(given):
         assert "my.txt" in planned.differs
 
 
+def test_a_fid_names_its_network_and_its_reference(given):
+    """Where they are not those of the paper, which has torch-fidelity's and the validation pictures."""
+    network, reference = "features of feat.pt (Inception-v3)", "FID against the training pictures (validation pictures)"
+    seen = ("--features", "my/feat.pt", "--feature-input", "pixels")
+    for name, scale, features, said in (
+        ("table-9", "toy", seen, (network, reference)),
+        ("table-9", "small", (), (reference,)),
+        ("table-8", "small", ("--features", "torch-fidelity"), (reference,)),
+        ("table-8", "paper", seen, (network,)),
+        ("table-9", "paper", (), ()),
+    ):
+        this, split = made(name, scale, given, features=features), ":valid" if scale == "paper" else ":train"
+        for planned in this.lines:
+            parts = planned.differs.split("; ")
+            assert [part for part in (network, reference) if part in parts] == list(said)
+            assert ("features" in planned.differs) == (network in said)
+            assert given["pictures"] + split in this.steps[planned.step].words
+
+
+def test_each_sampler_of_pictures_has_the_counts_that_were_released_with_it(given):
+    for name, counts in (("table-8", {"arccos-after-one"}), ("table-9", set())):
+        for step in made(name, "paper", given).steps.values():
+            if step.name.startswith("drawn-"):
+                assert {b for a, b in itertools.pairwise(step.words) if a == "--counts"} == counts
+
+
+def test_a_distillation_costs_its_steps_and_the_teachers_passes(given):
+    costs = made("table-7", "paper", given).costs
+    distilled = {name.removeprefix("distill-"): cost for name, cost in costs.items() if cost.passes}
+    whole = 5 * 10_000 * 128  # rounds, steps, batch
+    assert {name: cost.sequences for name, cost in distilled.items()} == {
+        "owt-mdlm": whole,
+        "owt-pgm-6-6-1024": whole // 2,  # one of the two groups that are trained
+        "owt-pgm-8-8": whole // 2,
+    }
+    for name, cost in distilled.items():
+        assert (cost.case, cost.passes) == (costs[f"train-{name}"].case, 2)
+    assert not any(cost.passes for cost in made("table-6", "paper", given).costs.values())
+
+
 @pytest.mark.parametrize("processes", [1, 8, 16])
 def test_the_papers_runs_are_its_recipes_in_pieces_that_fit(given, processes):
     this = made("table-5", "paper", given, processes=processes)
-    for name, (case, sequences) in this.costs.items():
-        step = this.steps[name]
+    for name, cost in this.costs.items():
+        step, case = this.steps[name], cost.case
         assert step.words[0] == "train"
         assert {word for word in step.words if word.startswith("--")} == PLAIN
         recipe, pieces = RECIPES[step.words[2]], int(step.words[-1])
         assert recipe.train["batch"] % (pieces * processes) == 0
         assert recipe.train["batch"] // (pieces * processes) * recipe.length <= PIECE
-        assert sequences == recipe.train["batch"] * recipe.train["steps"]
+        assert cost.sequences == recipe.train["batch"] * recipe.train["steps"]
         assert (case.width, case.length) == (recipe.network["width"], recipe.length)
         assert (step.command[0] == "torchrun") == (processes > 1)
     assert not any(planned.differs for planned in this.lines)

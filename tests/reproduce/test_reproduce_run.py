@@ -155,6 +155,16 @@ def test_the_cost_is_that_of_the_steps_which_are_not_done(made):
     assert do.told == []  # a measurement is kept as well
 
 
+def test_a_distillation_costs_a_training_step_and_two_passes_of_the_teacher(made):
+    this, do = made("table-7", slice(18, 19), scale="paper", text=None), Commands()
+    hours = run.estimate(this, do, quiet)
+    assert do.names == ["bench"]  # the student's network is the one that was trained
+    assert hours == {
+        "train-owt-mdlm": pytest.approx(1_000_000 * 512 / 100 / 3600),
+        "distill-owt-mdlm": pytest.approx(5 * 10_000 * 128 * (1 + 2) / 100 / 3600),
+    }
+
+
 def test_a_damaged_record_is_one_line(made):
     this = made("table-5", slice(1))
     run.run(this, Commands(), quiet)
@@ -272,7 +282,8 @@ def test_pictures_from_a_folder_to_a_figure(command, tmp_path, monkeypatch):
     kept = json.loads(points.read_text())["points"]
     assert [float(row["ours"]) for row in found if row["measure"] == "FID"] == [p["quality"]["fid"] for p in kept]
     scores = [row for row in found if row["measure"] == "Inception Score"]
-    assert all(row["ours"] == "" and row["note"] for row in scores)  # the network has no classes
+    assert [(row["ours"], row["note"]) for row in scores] == [("", "the feature network means.pt has no logits")] * 2
+    assert all("features of means.pt (Inception-v3)" in row["what differs"] for row in found)
     assert Image.open(tmp_path / "out" / "some.png").width > 500
 
 

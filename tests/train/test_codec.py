@@ -5,10 +5,12 @@ from __future__ import annotations
 import dataclasses
 import io
 import json
+import math
 import shutil
 import signal
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 import typer
@@ -58,6 +60,30 @@ def test_the_picture_shows_originals_and_reconstructions(straight):
     with Image.open(straight / "reconstructions.png") as shown:
         assert shown.width > 2 * 96  # both that are held out
         assert shown.height > 2 * 96
+
+
+def test_the_picture_shows_all_that_is_held_out_evenly(quick, tmp_path, monkeypatch):
+    """A folder is sorted by class, so the first pictures would be of one class."""
+    shades = np.repeat(np.arange(16, dtype=np.uint8), 2) * 10
+    images = np.broadcast_to(shades[:, None, None, None], (32, 8, 8, 3)).copy()
+    drawn: list[torch.Tensor] = []
+    monkeypatch.setattr(module.pictures, "reconstructions", lambda shown, rebuilt, path: drawn.extend((shown, rebuilt)))
+    this = CodecRun(tmp_path, quick(), images, np.arange(32) >= 16)
+    this.evaluate(0)
+    this.close()
+    shown, rebuilt = drawn
+    assert shown.shape == rebuilt.shape
+    assert shown[:, 0, 0, 0].tolist() == [80, 90, 100, 110, 120, 130, 140, 150]
+
+
+def test_the_error_of_one_picture_is_unknown(quick, straight, tmp_path):
+    shutil.copytree(straight, tmp_path / "run")
+    pictures = blobs(2)
+    run = CodecRun(tmp_path / "run", quick(), pictures, np.array([False, True]))
+    found = run.evaluate(10)
+    assert math.isnan(found.psnr_error)
+    assert f"PSNR {found.psnr:.2f} ± ? dB on 1 images held out" in module.described(found)
+    assert lines(tmp_path / "run")[-1]["psnr_error"] is None
 
 
 # Stopping and going on

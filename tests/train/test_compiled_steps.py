@@ -11,10 +11,10 @@ import torch
 from accelerate import Accelerator
 from torch import nn
 
-from maskless.checkpoint import NETWORKS
+from maskless.checkpoint import NETWORKS, Model
 from maskless.ema import EMA
 from maskless.nn.partition import PartitionConfig, PartitionTransformer
-from maskless.train import captured, loop
+from maskless.train import captured, distill_run, loop
 from maskless.train.loop import MODELS, TEXT_MODELS, Progress, compile_layers, train
 
 CPU = torch.device("cpu")
@@ -77,6 +77,23 @@ def test_compiling_again_is_told_once(data, configure):
     texts = [str(one.message) for one in told]
     [text] = [text for text in texts if "compiled again" in text]
     assert text.startswith("layers were compiled again after the first steps, which costs time")
+
+
+@pytest.mark.parametrize(
+    ("model", "groups", "compiled"), [("pgm", "one", False), ("pgm", "two", None), ("mdlm", "one", None)]
+)
+def test_students_whose_contexts_vary_in_size_are_not_compiled(data, configure, tmp_path, model, groups, compiled):
+    """None: on CUDA only. What is asked for is done."""
+    config = configure(model)
+    make_config, make = NETWORKS[MODELS[model][0]]
+    Model(make(make_config(**config.network)), data.codec(), data.layout).save_pretrained(tmp_path / "teacher")
+
+    def settings(folder: str, **train) -> bool | None:
+        how = {"teacher_steps": 8, "groups": groups, "train": train}
+        return distill_run.begin(tmp_path / folder, str(tmp_path / "teacher"), data.folder, **how).train.compile
+
+    assert settings("plain") is compiled
+    assert settings("asked", compile=True) is True
 
 
 @pytest.mark.gpu

@@ -6,6 +6,7 @@ import dataclasses
 import io
 import itertools
 import json
+import math
 import sys
 from functools import partial, partialmethod
 from pathlib import Path
@@ -270,7 +271,7 @@ def test_from_a_model_to_its_students(data, tmp_path, monkeypatch, capsys):
     ]
     assert command(monkeypatch, "--out", to, "--resume", "--rounds", 3) == 0
     shown = capsys.readouterr()
-    assert f"try: maskless generate {to} --steps 1" in shown.out
+    assert f"students: {to}/round-1 to round-3   try: maskless generate {to} --steps 1\n" in shown.out
     assert "round 3 of 3, 1 steps" in shown.err
     assert "round 2 of" not in shown.err
     settings = [json.loads((to / f"round-{i}" / "run.json").read_text())["train"] for i in (1, 2, 3)]
@@ -338,3 +339,9 @@ def test_a_distillation_goes_on_as_it_began(data, tmp_path, monkeypatch, capsys)
         assert says in line
     with pytest.raises(ValueError, match="is a round of a distillation"):
         RunConfig.read(folder / "round-1")
+
+
+def test_the_error_of_one_sequence_is_null_in_the_file(tmp_path):
+    distill_run._note(tmp_path, [distill_run.RoundSummary(1, 8.0, 3, 0.5, 90.0, math.nan)])
+    assert json.loads((tmp_path / "rounds.json").read_text())[0]["perplexity_error"] is None
+    assert math.isnan(distill_run._results(tmp_path)[0].perplexity_error)

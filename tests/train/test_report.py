@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import io
 import json
+import math
 
 import pytest
 from PIL import Image
 from rich.console import Console
 
-from maskless.train.report import Metrics, _smooth, plot_losses, progress_bar, read_metrics
+from maskless.train.report import Metrics, _smooth, or_unknown, plot_losses, progress_bar, read_metrics
 
 
 def test_lines_come_back_as_they_were_added(tmp_path):
@@ -19,6 +20,14 @@ def test_lines_come_back_as_they_were_added(tmp_path):
     metrics.add(step=1, validation=7.0)
     assert read_metrics(path) == [{"step": 1, "loss": 0.1 + 0.2}, {"step": 1, "validation": 7.0}] == metrics.lines
     metrics.close()
+
+
+def test_what_is_not_a_number_is_unknown(tmp_path):
+    metrics = Metrics(tmp_path / "metrics.jsonl", 0)
+    metrics.add(step=1, validation=7.0, error=math.nan)
+    metrics.close()
+    assert read_metrics(metrics.path) == [{"step": 1, "validation": 7.0, "error": None}]
+    assert [or_unknown(number, ".2f") for number in (0.125, math.nan)] == ["0.12", "?"]
 
 
 def test_a_run_goes_on_behind_the_step_that_it_resumes_from(tmp_path):

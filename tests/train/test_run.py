@@ -135,6 +135,13 @@ def test_a_run_whose_minutes_are_spent_stays_as_it_is_when_resumed(configure, lo
     assert (losses(folder), weights(folder)) == before
 
 
+def test_a_run_that_ends_before_its_first_log_has_a_speed(configure, tmp_path):
+    config = configure(steps=3, log_every=10)
+    summary = run(tmp_path / "run", config, Console(quiet=True))
+    tokens = 3 * config.train.batch * summary.model.config.length
+    assert summary.tokens_per_second >= tokens / summary.seconds > 0
+
+
 def test_the_last_states_are_kept(configure, tmp_path):
     folder = complete(tmp_path / "run", configure(steps=9, save_every=2, keep=3))
     assert [path.name for path in state.saved(folder / "states")] == [f"step-{n:08d}.pt" for n in (6, 8, 9)]

@@ -9,7 +9,7 @@ import pytest
 from maskless.data.prepare import prepare as really_prepare
 from maskless.data.tokens import Prepared, open_tokens
 from maskless.train.run import RunConfig
-from maskless.train.setup import Request, configure, resumed
+from maskless.train.setup import Request, configure, nothing_left, resumed
 
 
 def prepare(inputs: list[str], to: Path, **how) -> Prepared:
@@ -131,3 +131,51 @@ def test_a_run_goes_on_as_it_began_but_for_its_end_and_stations(text, tmp_path):
     ):
         with pytest.raises(ValueError, match=message):
             resumed(folder, wrong)
+
+
+def write(folder: Path, files: dict[str, str]) -> None:
+    folder.mkdir(exist_ok=True)
+    for name, text in files.items():
+        (folder / name).parent.mkdir(exist_ok=True)
+        (folder / name).write_text(text)
+
+
+def fail(folder: Path, made: dict[str, str], error: BaseException) -> None:
+    with nothing_left(folder):
+        write(folder, made)
+        raise error
+
+
+@pytest.mark.parametrize(
+    ("before", "made", "stays"),
+    [
+        (None, {"run.json": "{}", "metrics.jsonl": "", "data/a": "", "tensorboard/a": ""}, None),
+        ({}, {"run.json": "{}"}, {}),
+        ({"data/a": "mine"}, {"run.json": "{}", "metrics.jsonl": ""}, {"data/a": "mine"}),
+        ({}, {"run.json": "{}", "other": ""}, {"other": ""}),
+        (None, {"run.json": "{}", "metrics.jsonl": "{}"}, {"run.json": "{}", "metrics.jsonl": "{}"}),
+        (None, {"distill.json": "{}", "round-0/a": "", "round-1/metrics.jsonl": ""}, None),
+        (
+            None,
+            {"distill.json": "{}", "round-1/metrics.jsonl": "{}"},
+            {"distill.json": "{}", "round-1/metrics.jsonl": "{}"},
+        ),
+        ({"run.json": "{}"}, {"metrics.jsonl": ""}, {"run.json": "{}", "metrics.jsonl": ""}),
+    ],
+    ids=["new", "empty", "own data", "another's", "begun", "distillation", "begun distillation", "goes on"],
+)
+def test_a_run_that_fails_before_its_first_step_leaves_what_was_there(before, made, stays, tmp_path):
+    folder = tmp_path / "run"
+    if before is not None:
+        write(folder, before)
+    with pytest.raises(ValueError, match="refused"):
+        fail(folder, made, ValueError("refused"))
+    left = {path.relative_to(folder).as_posix(): path.read_text() for path in folder.rglob("*") if path.is_file()}
+    assert (left if folder.exists() else None) == stays
+
+
+@pytest.mark.parametrize("error", [KeyboardInterrupt(), OSError(28, "No space left on device")], ids=repr)
+def test_a_run_that_is_interrupted_or_meets_a_full_disk_stays(error, tmp_path):
+    with pytest.raises(type(error)):
+        fail(tmp_path, {"run.json": "{}"}, error)
+    assert [path.name for path in tmp_path.iterdir()] == ["run.json"]

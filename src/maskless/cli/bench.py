@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -12,6 +11,7 @@ from rich.measure import Measurement
 
 from maskless.cli import show
 from maskless.cli.generate import MODEL, TOKENIZER
+from maskless.files import json_text
 
 if TYPE_CHECKING:
     import torch
@@ -159,7 +159,7 @@ def rounding(
         rows = text.rows.rows(spread(len(text.rows), sequences))
         with show.bar("comparing", len(rows)) as advance:
             found = measure(loaded.network, rows, asked, pad=text.pad, batch=batch, on_batch=advance)
-    print(json.dumps(as_dict(found))) if as_json else show.out.print(grid(found))
+    print(json_text(as_dict(found))) if as_json else show.out.print(grid(found))
 
 
 def _bench(
@@ -234,7 +234,7 @@ def _measured(
 def _text(here: Machine, results: list[Result], table: Table | None) -> str:
     from maskless.bench import report
 
-    return json.dumps(report.as_json(here, results, table), indent=1)
+    return json_text(report.as_json(here, results, table), indent=1)
 
 
 def _cases(kind: type[Case], sizes: dict[str, Any], numbers: dict[str, list[int]], against: list[str]) -> list[Case]:

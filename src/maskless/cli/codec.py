@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import dataclasses
-import json
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
-from maskless.cli import show
-from maskless.cli.generate import EVERY
+from maskless.cli import run_options, show
+from maskless.cli.generate import JSON
+from maskless.files import json_text
 
 
 def train_codec(
@@ -31,9 +31,9 @@ def train_codec(
         int | None, typer.Option(help="Channels before the codes. Default: 256 on CUDA, else 64.")
     ] = None,
     blocks: Annotated[int | None, typer.Option(help="Residual blocks at each resolution. Default: 2.")] = None,
-    minutes: Annotated[float | None, typer.Option(help="A time budget.")] = None,
+    minutes: run_options.MINUTES = None,
     steps: Annotated[int | None, typer.Option(help="Default: 20,000 on CUDA, else 500.")] = None,
-    resume: Annotated[bool, typer.Option("--resume", help="Go on with the run in --out.")] = False,
+    resume: run_options.RESUME = False,
     batch: Annotated[int | None, typer.Option(help="Images of a step. Default: 64 on CUDA, else 16.")] = None,
     learning_rate: Annotated[float | None, typer.Option("--lr", help="Default: 3e-4 on CUDA, else 1e-3.")] = None,
     adversarial: Annotated[float | None, typer.Option(help="Weight of the adversarial loss; 0: none.")] = None,
@@ -42,14 +42,14 @@ def train_codec(
     revive_after: Annotated[
         int | None, typer.Option(help="Put a code elsewhere that so many batches did not use; 0: never.")
     ] = None,
-    ema: Annotated[float | None, typer.Option(help="Decay of the averaged weights.")] = None,
+    ema: run_options.EMA = None,
     flip: Annotated[bool | None, typer.Option(help="Exchange left and right in half of the images.")] = None,
-    seed: Annotated[int | None, typer.Option(help="Default: 0.")] = None,
-    evaluate_every: EVERY = None,
-    save_every: EVERY = None,
-    log_every: Annotated[int | None, typer.Option(help="Default: 10.")] = None,
-    keep: Annotated[int | None, typer.Option(help="Training states that stay on disk. Default: 2.")] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Machine-readable output on stdout.")] = False,
+    seed: run_options.SEED = None,
+    evaluate_every: run_options.EVERY = None,
+    save_every: run_options.EVERY = None,
+    log_every: run_options.LOG_EVERY = None,
+    keep: run_options.KEEP = None,
+    as_json: JSON = False,
 ) -> None:
     """Train an image tokenizer on your own images.
 
@@ -57,6 +57,7 @@ def train_codec(
     """
     from maskless.recipes import recipe as find
     from maskless.train import codec
+    from maskless.train.setup import nothing_left
 
     known = find(recipe, "train-codec") if recipe else None
     sizes: dict[str, Any] = {
@@ -87,18 +88,15 @@ def train_codec(
     going_on = resume and (to / "run.json").exists()
     if resume and not going_on and not images:
         raise ValueError(f"nothing to resume: {to} has no run.json; give --images to begin")
-    given = (known.train if known else {}) | _given(training)
-    sizes = (known.network if known else {}) | _given(sizes | {"factor": factor})
+    given = (known.train if known else {}) | run_options.given(training)
+    sizes = (known.network if known else {}) | run_options.given(sizes | {"factor": factor})
     given |= {"factor": sizes.pop("factor")} if "factor" in sizes else {}
     make = codec.resumed if going_on else codec.configure
-    summary = codec.train_codec(to, make(to, images or [], codec=sizes, **given), show.err)
+    with nothing_left(to):
+        summary = codec.train_codec(to, make(to, images or [], codec=sizes, **given), show.err)
     if as_json:
         fields = {"steps": summary.steps, "seconds": summary.seconds, "images_per_second": summary.images_per_second}
-        print(json.dumps(fields | dataclasses.asdict(summary.quality)))
+        print(json_text(fields | dataclasses.asdict(summary.quality)))
         return
     made = f"codec: {to / 'codec'}   picture: {to / 'reconstructions.png'}"
     show.out.print(f"{codec.described(summary.quality)}\n{made}", highlight=False, soft_wrap=True, markup=False)
-
-
-def _given(options: dict[str, Any]) -> dict[str, Any]:
-    return {name: value for name, value in options.items() if value is not None}

@@ -11,12 +11,12 @@ from typing import Annotated, Any
 import typer
 from typer.core import TyperGroup
 
-from maskless.cli import pictures, show
+from maskless.cli import pictures, run_options, show
 from maskless.cli.bench import bench
 from maskless.cli.codec import train_codec
 from maskless.cli.distill import distill
 from maskless.cli.evaluate import evaluate, fid
-from maskless.cli.generate import EVERY, TOKENIZER, fill, generate
+from maskless.cli.generate import TOKENIZER, fill, generate
 from maskless.cli.models import demo, models
 from maskless.cli.reproduce import reproduce
 from maskless.cli.serve import serve
@@ -123,8 +123,8 @@ def train(
     model: Annotated[
         str | None, typer.Option(help="pgm (default), mdlm, mdlm-complementary, ar; pictures: maskgit.")
     ] = None,
-    minutes: Annotated[float | None, typer.Option(help="A time budget.")] = None,
-    resume: Annotated[bool, typer.Option("--resume", help="Go on with the run in --out.")] = False,
+    minutes: run_options.MINUTES = None,
+    resume: run_options.RESUME = False,
     context: Annotated[str | None, typer.Option(help="pgm: full (default), or ordered (can be cached).")] = None,
     queries: Annotated[str | None, typer.Option(help="pgm: position (default), mean or logsumexp.")] = None,
     swap: Annotated[str | None, typer.Option(help="pgm: released (default) or residual.")] = None,
@@ -141,21 +141,21 @@ def train(
     length: Annotated[int | None, typer.Option(help="With --text: tokens in a sequence.")] = None,
     steps: Annotated[int | None, typer.Option(help="Default: as many as suit the text.")] = None,
     batch: Annotated[int | None, typer.Option(help="Sequences of a step, over all processes.")] = None,
-    accumulate: Annotated[int | None, typer.Option(help="Pieces of a process's share of a step.")] = None,
+    accumulate: run_options.ACCUMULATE = None,
     learning_rate: Annotated[float | None, typer.Option("--lr", help="Default: 1e-3 on CUDA, else 2e-3.")] = None,
     warmup: Annotated[int | None, typer.Option(help="Steps. Default: a twentieth; 100 with --minutes.")] = None,
     decay: Annotated[str | None, typer.Option(help="constant or cosine.")] = None,
     initial: Annotated[str | None, typer.Option(help="First weights: open (default) or released.")] = None,
-    ema: Annotated[float | None, typer.Option(help="Decay of the averaged weights.")] = None,
-    seed: Annotated[int | None, typer.Option(help="Default: 0.")] = None,
-    compile: Annotated[bool | None, typer.Option(help="By default on CUDA.")] = None,
+    ema: run_options.EMA = None,
+    seed: run_options.SEED = None,
+    compile: run_options.COMPILE = None,
     fsdp: Annotated[bool | None, typer.Option("--fsdp", help="Shard the weights over processes.")] = None,
-    evaluate_every: EVERY = None,
-    sample_every: Annotated[int | None, typer.Option(help="Steps between live samples; 0: none.")] = None,
-    save_every: EVERY = None,
-    log_every: Annotated[int | None, typer.Option(help="Default: 10.")] = None,
-    keep: Annotated[int | None, typer.Option(help="Training states that stay on disk. Default: 2.")] = None,
-    tracker: Annotated[str | None, typer.Option(help="tensorboard (default), wandb, ... or none.")] = None,
+    evaluate_every: run_options.EVERY = None,
+    sample_every: run_options.SAMPLE_EVERY = None,
+    save_every: run_options.EVERY = None,
+    log_every: run_options.LOG_EVERY = None,
+    keep: run_options.KEEP = None,
+    tracker: run_options.TRACKER = None,
 ) -> None:
     """Train on your own text, with everything derived from it, or as you say.
 
@@ -164,7 +164,7 @@ def train(
     torchrun --nproc-per-node 8 -m maskless train --data data/owt --out runs/owt --recipe owt-pgm-8-8
     """
     from maskless.recipes import recipe as find
-    from maskless.train.setup import Request, configure, resumed
+    from maskless.train.setup import Request, configure, nothing_left, resumed
 
     known = find(recipe) if recipe else None
     network = {
@@ -205,13 +205,14 @@ def train(
         vocab=vocab,
         tokenizer=tokenizer,
         length=length,
-        network=(known.network if known else {}) | _given(network),
-        train=(known.train if known else {}) | _given(training),
+        network=(known.network if known else {}) | run_options.given(network),
+        train=(known.train if known else {}) | run_options.given(training),
     )
     going_on = resume and (to / "run.json").exists()
     if resume and not going_on and text is None and data is None:
         raise ValueError(f"nothing to resume: {to} has no run.json; give --text or --data to begin")
-    show.training(to, resumed(to, request) if going_on else configure(to, request, show.preparing))
+    with nothing_left(to):
+        show.training(to, resumed(to, request) if going_on else configure(to, request, show.preparing))
 
 
 app.command()(distill)
@@ -275,7 +276,3 @@ def _are_images(inputs: list[str]) -> bool:
         name for name in inputs if not name.startswith("hf:")
     ]  # of the hub's data --codec says that it is pictures
     return bool(local) and looks_like_images(local)
-
-
-def _given(options: dict[str, Any]) -> dict[str, Any]:
-    return {name: value for name, value in options.items() if value is not None}

@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import dataclasses
-import json
 import shlex
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 from rich.table import Table
 
-from maskless.cli import show
-from maskless.cli.generate import EVERY, JSON, TOKENIZER
+from maskless.cli import run_options, show
+from maskless.cli.generate import JSON, TOKENIZER
+from maskless.files import json_text
+from maskless.train.report import or_unknown
 
 
 def distill(
@@ -34,22 +35,22 @@ def distill(
     minutes: Annotated[float | None, typer.Option("--minutes-per-round", help="A time budget.")] = None,
     resume: Annotated[bool, typer.Option("--resume", help="Go on with what is in --out.")] = False,
     batch: Annotated[int | None, typer.Option(help="Sequences of a step, over all processes. Default: 128.")] = None,
-    accumulate: Annotated[int | None, typer.Option(help="Pieces of a process's share of a step.")] = None,
+    accumulate: run_options.ACCUMULATE = None,
     learning_rate: Annotated[float | None, typer.Option("--lr", help="Default: 3e-4.")] = None,
     warmup: Annotated[int | None, typer.Option(help="Steps, in each round.")] = None,
     decay: Annotated[str | None, typer.Option(help="constant (default) or cosine, in each round.")] = None,
     ema: Annotated[
         float | None, typer.Option(help="Decay of the averaged weights, which teach the next round.")
     ] = None,
-    seed: Annotated[int | None, typer.Option(help="Default: 0.")] = None,
-    compile: Annotated[bool | None, typer.Option(help="By default on CUDA.")] = None,
+    seed: run_options.SEED = None,
+    compile: run_options.COMPILE = None,
     fsdp: Annotated[bool | None, typer.Option("--fsdp", help="Shard the student's weights over processes.")] = None,
-    evaluate_every: EVERY = None,
-    sample_every: Annotated[int | None, typer.Option(help="Steps between live samples; 0: none.")] = None,
-    save_every: EVERY = None,
-    log_every: Annotated[int | None, typer.Option(help="Default: 10.")] = None,
+    evaluate_every: run_options.EVERY = None,
+    sample_every: run_options.SAMPLE_EVERY = None,
+    save_every: run_options.EVERY = None,
+    log_every: run_options.LOG_EVERY = None,
     keep: Annotated[int | None, typer.Option(help="Training states that stay on disk, of each round.")] = None,
-    tracker: Annotated[str | None, typer.Option(help="tensorboard (default), wandb, ... or none.")] = None,
+    tracker: run_options.TRACKER = None,
     tokenizer: TOKENIZER = None,
     as_json: JSON = False,
 ) -> None:
@@ -59,8 +60,10 @@ def distill(
 
     maskless distill --out runs/my-fast --resume
     """
+    from maskless.data.image_tokens import holds_images
     from maskless.train import distill_run
     from maskless.train.run import processes
+    from maskless.train.setup import nothing_left
 
     training = {
         "steps": steps,
@@ -86,24 +89,20 @@ def distill(
     if resume and not going_on and model is None and data is None:
         raise ValueError(f"nothing to resume: {to} has no {distill_run.CONFIG}; give MODEL and --data to begin")
     make = distill_run.resumed if going_on else distill_run.begin
-    config = make(to, model, data, tokenizer=tokenizer, train=_given(training), **_given(how))
-    done = distill_run.distill(to, config, show.err)
+    with nothing_left(to):
+        config = make(to, model, data, tokenizer=tokenizer, train=run_options.given(training), **run_options.given(how))
+        done = distill_run.distill(to, config, show.err)
     if not processes().is_main_process:
         return
     if as_json:
-        print(json.dumps([dataclasses.asdict(each) for each in done]))
+        print(json_text([dataclasses.asdict(each) for each in done]))
         return
     table = Table("round", "sampling steps", "steps", "seconds", "validation perplexity (bound)")
     for each in done:
-        measured = f"{each.perplexity:.2f} ± {each.perplexity_error:.2f}"
+        measured = f"{each.perplexity:.2f} ± {or_unknown(each.perplexity_error, '.2f')}"
         table.add_row(str(each.round), f"{each.sampling_steps:g}", f"{each.steps:,}", f"{each.seconds:,.0f}", measured)
     show.out.print(table)
     last = max(1, round(done[-1].sampling_steps))
-    tried = f"maskless generate {shlex.quote(str(to))} --steps {last}"
-    show.out.print(
-        f"students: {to}/round-1 to round-{len(done)}   try: {tried}", highlight=False, markup=False, soft_wrap=True
-    )
-
-
-def _given(options: dict[str, Any]) -> dict[str, Any]:
-    return {name: value for name, value in options.items() if value is not None}
+    tried = f"maskless generate {shlex.quote(str(to))} --steps {last}" + " --out new.png" * holds_images(config.data)
+    students = f"students: {to}/round-1 to round-{len(done)}" if len(done) > 1 else f"student: {to}/round-1"
+    show.out.print(f"{students}   try: {tried}", highlight=False, markup=False, soft_wrap=True)

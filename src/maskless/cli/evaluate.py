@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import json
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -13,6 +12,7 @@ import typer
 from maskless.cli import show
 from maskless.cli.evaluate_text import Asked, check_files, evaluate_text, whole_numbers
 from maskless.cli.generate import JSON, MODEL, TOKENIZER, refuse
+from maskless.files import json_text
 
 if TYPE_CHECKING:
     from maskless.checkpoint import Model
@@ -35,7 +35,10 @@ STATISTICS = Annotated[
 def evaluate(
     model: MODEL,
     what: Annotated[
-        str | None, typer.Option(help="Text: bound (default), genppl, orders, leak, variance, or several with commas.")
+        str | None,
+        typer.Option(
+            help="Text: bound (default), genppl, orders, leak, variance, or several with commas. Pictures: leak."
+        ),
     ] = None,
     data: Annotated[
         list[str] | None, typer.Option(help="Text: a prepared folder with the model's vocabulary, or a text file.")
@@ -70,7 +73,11 @@ def evaluate(
         ),
     ] = None,
     counts: Annotated[
-        str | None, typer.Option(help="Tokens per step. Text: uniform (default), mdlm. Pictures: arccos (default).")
+        str | None,
+        typer.Option(
+            help="Tokens per step. Text: uniform (default), mdlm. Pictures: arccos (default), "
+            "arccos-after-one (released with confidence)."
+        ),
     ] = None,
     guidance: Annotated[str | None, typer.Option(help="Pictures: a weight, or several: 0,1,2,3. Default: 0.")] = None,
     schedule: Annotated[str | None, typer.Option(help="Pictures: of the guidance, ramp (default) or constant.")] = None,
@@ -108,11 +115,21 @@ def evaluate(
     of_text |= {"top-k": top_k, "top-p": top_p, "revise": revise, "tokenizer": tokenizer}
     of_pictures: dict[str, Any] = {"reference": reference, "features": features, "feature-input": feature_input}
     of_pictures |= {"save-statistics": save_statistics, "guidance": guidance, "schedule": schedule}
+    given = of_both | of_text | {"samples": samples, "batch": batch}
     if loaded.layout != "image":
         refuse(of_pictures, "pictures", "text")
-        given = of_both | of_text | {"samples": samples, "batch": batch}
         evaluate_text(model, loaded, Asked(seed=seed, as_json=as_json, given=given))
         return
+    if what == "leak":
+        for name, value in (of_pictures | {"data": data, "split": split}).items():
+            if value:
+                raise ValueError(
+                    f"--{name} does not go with --what leak: a model of pictures is probed on random codes"
+                )
+        evaluate_text(model, loaded, Asked(seed=seed, as_json=as_json, given=given))
+        return
+    if what is not None:
+        raise ValueError(f"--what {what}: expected leak or nothing, since this is a model of pictures")
     refuse(of_text, "text", "pictures, which are compared with --reference")
     if reference is None or to is None:
         raise ValueError("this is a model of pictures: expected --reference PATH (real ones) and --out FILE.json")
@@ -225,7 +242,7 @@ def fid(
     if not PartialState().is_main_process:
         return
     if as_json:
-        print(json.dumps(found.as_dict()))
+        print(json_text(found.as_dict()))
         return
     show.qualities(found)
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -11,6 +10,7 @@ from rich.table import Table
 from rich.text import Text
 
 from maskless.cli import show
+from maskless.train.report import or_unknown
 
 if TYPE_CHECKING:
     from maskless.evaluate.genppl import Mean, Point
@@ -35,7 +35,7 @@ def likelihoods(found: list[tuple[str, str, Likelihood, float, float | None]]) -
 
 def _pm(value: float, error: float, digits: int) -> str:
     """A value with its error, which a single sequence does not have."""
-    return f"{value:.{digits}f}" if math.isnan(error) else f"{value:.{digits}f} ± {error:.{digits}f}"
+    return f"{value:.{digits}f} ± {or_unknown(error, f'.{digits}f')}"
 
 
 def _number(mean: Mean | None, digits: int = 3) -> str:
@@ -89,8 +89,9 @@ def variances(found: list[Variance], said: str) -> None:
     rows = []
     for one in found:
         of, at_cost = one.variance / base.variance, one.at_equal_cost / base.at_equal_cost
-        value = f"{one.variance:.4g} ± {one.error:.2g}"
-        rows.append([one.objective, value, f"{of:.3f}", f"{one.noise:.3g}", f"{one.cost:.2f}", f"{at_cost:.3f}"])
+        value = f"{one.variance:.4g} ± {or_unknown(one.error, '.2g')}"
+        noise = or_unknown(one.noise, ".3g")
+        rows.append([one.objective, value, f"{of:.3f}", noise, f"{one.cost:.2f}", f"{at_cost:.3f}"])
     titles = ["objective", "gradient variance", "of mdlm's", "variance / signal", "cost", "at equal cost, of mdlm's"]
     _table(titles, rows)
     show.out.print(said, highlight=False)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass, field
@@ -12,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from maskless.cli import evaluate_tables as tables
 from maskless.cli import show
+from maskless.files import json_text
 
 if TYPE_CHECKING:
     from maskless.checkpoint import Model
@@ -95,14 +95,10 @@ def evaluate_text(name: str, model: Model, asked: Asked) -> None:
         return
     found = {one: measured.found for one, measured in results.items()}
     if asked.given.get("what") is None:  # what `evaluate` said before it could measure anything else
-        texts = [{kind: _plain(r) for kind, r in text.items()} for text in found["bound"].values()]
-        print(json.dumps(texts[0] if len(texts) == 1 else dict(zip(found["bound"], texts, strict=True))))
+        texts = found["bound"]
+        print(json_text(next(iter(texts.values())) if len(texts) == 1 else texts))
         return
-    print(json.dumps(found))
-
-
-def _plain(result: dict[str, Any]) -> dict[str, Any]:
-    return {name: value for name, value in result.items() if not name.startswith("bits")}
+    print(json_text(found))
 
 
 def _what(asked: Asked) -> list[str]:
@@ -278,17 +274,24 @@ def _leak(model: Model, corpora: list[Corpus], asked: Asked) -> Measured:
 
     from maskless.evaluate.leak import leak
     from maskless.evaluate.likelihood import check_positive, spread
+    from maskless.images import class_ids, codec_of
+    from maskless.objective import pgm_arccos
 
     sequences = asked.get("sequences", 4)
     check_positive(sequences=sequences)
-    codec = _codec(model)
+    codec, how = _codec(model), dict[str, Any]()
     vocab = model.config.vocab if codec is None else min(codec.vocab, model.config.vocab)
+    if model.layout == "image":
+        vocab, labels = codec_of(model).codes, class_ids(model, None, sequences)
+        how = {"objective": pgm_arccos, "labels": None if model.config.classes is None else labels}
     if corpora:
         tokens = corpora[0].rows.rows(spread(len(corpora[0].rows), sequences))
     else:
         generator = torch.Generator().manual_seed(asked.seed)
         tokens = torch.randint(0, vocab, (sequences, model.config.length), generator=generator)
-    found = leak(model.network, tokens, vocab=vocab, seed=asked.seed)
+    if model.layout == "image":
+        tokens[:, 0] = vocab + 1  # BOS, after the codes and the mask
+    found = leak(model.network, tokens, vocab=vocab, seed=asked.seed, **how)
     return Measured(found.as_dict(), lambda: tables.leak(found))
 
 

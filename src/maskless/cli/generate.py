@@ -11,7 +11,6 @@ import typer
 from maskless.cli import pictures, show
 
 MODEL = Annotated[str, typer.Argument(help="A run or model folder, a shipped model, a hub id, or a released file.")]
-EVERY = Annotated[int | None, typer.Option(help="Steps; 0: at the end only. Default: 1,000, and a tenth of the run.")]
 TOKENIZER = Annotated[str | None, typer.Option(help="gpt2, bert, bytes, or a file; for models that bring none.")]
 JSON = Annotated[bool, typer.Option("--json", help="Machine-readable output on stdout.")]
 STEPS = Annotated[int | None, typer.Option(help="1 to the number of unknown tokens. Default: 32 or fewer.")]
@@ -24,13 +23,17 @@ COUNTS = Annotated[
     str | None,
     typer.Option(help="Tokens per step: uniform (default), mdlm (its posterior); pictures: arccos (default)."),
 ]
+GUIDANCE = Annotated[float | None, typer.Option(help="Pictures: its weight. Default: 0, none.")]
+SCHEDULE = Annotated[str | None, typer.Option(help="Pictures: of the guidance, ramp (default) or constant.")]
+WARMUP = Annotated[int | None, typer.Option(help="Pictures: first steps at half the sharpness. Default: 1.")]
+NOISE = Annotated[float | None, typer.Option(help="Pictures, order confidence: chance in it at first. Default: 5.")]
 REFRESH = Annotated[int, typer.Option(help="Full context: encode it anew in every r-th step only; faster, not exact.")]
 REVISE = Annotated[int, typer.Option(help="Rounds that decide the least likely tokens again; better, not exact.")]
 
 
 def generate(
     model: MODEL,
-    n: Annotated[int, typer.Option(help="How many texts.")] = 4,
+    n: Annotated[int | None, typer.Option(help="How many. Default: 4, or one for each --label.")] = None,
     prompt: Annotated[str, typer.Option(help="What each text begins with.")] = "",
     length: Annotated[int | None, typer.Option(help="Tokens. Default: the model's context.")] = None,
     steps: STEPS = None,
@@ -45,11 +48,15 @@ def generate(
     tokenizer: TOKENIZER = None,
     as_json: JSON = False,
     label: Annotated[list[str] | None, typer.Option(help="Pictures: a class, by name or number; repeat it.")] = None,
-    guidance: Annotated[float, typer.Option(help="Pictures: 0 for none.")] = 0.0,
+    guidance: GUIDANCE = None,
+    schedule: SCHEDULE = None,
+    warmup: WARMUP = None,
+    noise: NOISE = None,
     to: Annotated[
         Path | None, typer.Option("--out", help="Pictures: the PNG to write, or a folder for a PNG of each.")
     ] = None,
     gif: Annotated[Path | None, typer.Option(help="Pictures: a GIF of how they came.")] = None,
+    heat: Annotated[Path | None, typer.Option(help="Pictures: a PNG of when each cell was decided.")] = None,
 ) -> None:
     """Write texts to stdout, or pictures to a file.
 
@@ -62,12 +69,14 @@ def generate(
     loaded = api.load(model, tokenizer=tokenizer)
     how = _how(steps=steps, seed=seed, temperature=temperature, top_k=top_k, top_p=top_p, order=order, counts=counts)
     of_text = {"prompt": prompt, "length": length, "refresh": refresh != 1, "revise": revise, "json": as_json}
-    of_pictures = {"label": label, "guidance": guidance, "out": to, "gif": gif}
+    of_pictures = _how(guidance=guidance, schedule=schedule, warmup=warmup, noise=noise)
+    n = 4 if n is None and not label else n
     if loaded.layout == "image":
         refuse(of_text, "text", "pictures")
-        pictures.draw(loaded, to, gif, label, n, guidance=guidance, **how)
+        pictures.draw(loaded, to, gif, heat, label, n, **of_pictures, **how)
         return
-    refuse(of_pictures, "pictures", "text")
+    files = {"out": to, "gif": gif, "heat": heat}
+    refuse({**files, "label": label, **dict.fromkeys(of_pictures, True)}, "pictures", "text")
     with show.watching("generating") as on_step:
         how |= {"prompt": prompt, "length": length, "refresh": refresh, "revise": revise}
         texts = api.generate(loaded, n, on_step=on_step, **how)
@@ -102,7 +111,10 @@ def fill(
         str | None, typer.Option(help="Pictures: the pixels to draw anew instead, LEFT,TOP,RIGHT,BOTTOM.")
     ] = None,
     label: Annotated[str | None, typer.Option(help="Pictures: its class, by name or number.")] = None,
-    guidance: Annotated[float, typer.Option(help="Pictures: 0 for none.")] = 0.0,
+    guidance: GUIDANCE = None,
+    schedule: SCHEDULE = None,
+    warmup: WARMUP = None,
+    noise: NOISE = None,
     to: Annotated[Path | None, typer.Option("--out", help="Pictures: the PNG to write.")] = None,
     compare: Annotated[Path | None, typer.Option(help="Pictures: a PNG of before, what was kept, and after.")] = None,
 ) -> None:
@@ -116,12 +128,13 @@ def fill(
 
     loaded = api.load(model, tokenizer=tokenizer)
     how = _how(steps=steps, seed=seed, temperature=temperature, top_k=top_k, top_p=top_p, order=order, counts=counts)
+    of_pictures = _how(guidance=guidance, schedule=schedule, warmup=warmup, noise=noise)
     if loaded.layout == "image":
         refuse({"refresh": refresh != 1, "revise": revise, "json": as_json}, "text", "pictures")
-        pictures.fill(loaded, Path(what), known, box, label, to, compare, guidance=guidance, **how)
+        pictures.fill(loaded, Path(what), known, box, label, to, compare, **of_pictures, **how)
         return
-    of_pictures = {"known": known, "box": box, "label": label, "guidance": guidance, "out": to, "compare": compare}
-    refuse(of_pictures, "pictures", "text")
+    files = {"known": known, "out": to, "compare": compare}
+    refuse({**files, "box": box, "label": label, **dict.fromkeys(of_pictures, True)}, "pictures", "text")
     with show.watching("filling") as on_step:
         filled = api.fill(loaded, what, refresh=refresh, revise=revise, on_step=on_step, **how)
     if as_json:

@@ -20,7 +20,7 @@ TEXT = (
 
 TRY = {  # with settings that suit them
     "stories": "maskless generate stories --steps 64 --temperature 0.8 --top-p 0.9 --revise 16",
-    "cifar10": "maskless generate cifar10 --label ship --label horse --guidance 8 --out pictures.png",
+    "cifar10": "maskless generate cifar10 --label ship --label horse --order confidence --guidance 4 --out new.png",
 }
 
 

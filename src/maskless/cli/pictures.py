@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import re
 from functools import partial
 from pathlib import Path
@@ -68,19 +69,30 @@ def give_codec(model: Model, name: str) -> None:
     model.codec = codec
 
 
-def draw(model: Model, to: Path | None, gif: Path | None, labels: list[str] | None, n: int, **how: Any) -> None:
-    """Draw pictures of the labels into a PNG, or into a folder one by one, and how they came into a GIF."""
+def draw(
+    model: Model,
+    to: Path | None,
+    gif: Path | None,
+    heat: Path | None,
+    labels: list[str] | None,
+    n: int | None,
+    **how: Any,
+) -> None:
+    """Draw n pictures, of labels in turn, into a PNG or one by one into a folder, and how they came."""
     import torch
 
     from maskless import pictures
-    from maskless.codec.vq import to_pixels
-    from maskless.images import codec_of, generate_images, grid_of
+    from maskless.images import generate_images, grid_of
 
     each = to is not None and (to.is_dir() or not (to.suffix or to.exists()))
-    to = check_files(to, gif, folder=each)
-    names = None if labels is None else [_name(label) for label in labels]
+    to = check_files(to, gif, heat, folder=each)
+    _check_noise(**how)
+    names = _in_turn([_class(model, label) for label in labels], n) if labels else None
+    count = len(names) if names else n
+    if heat is not None and (count or 0) > pictures.MOST:
+        raise ValueError(f"--heat of {count} pictures: expected {pictures.MOST} or fewer")
     with show.watching("drawing") as on_step:
-        drawn = generate_images(model, names, None if names else n, on_step=on_step, **how)
+        drawn = generate_images(model, names, count, on_step=on_step, **how)
     pixels = torch.stack([torch.from_numpy(np.atleast_3d(np.array(one.image))) for one in drawn])
     titles = [one.label or "" for one in drawn] if model.classes else None
     if each:
@@ -88,15 +100,29 @@ def draw(model: Model, to: Path | None, gif: Path | None, labels: list[str] | No
     else:
         pictures.grid(pixels, to, labels=titles)
     if gif is not None:
-        codec, (h, w) = codec_of(model), grid_of(model)
-        tokens = torch.stack([one.tokens for one in drawn]).flatten(1)
+        _film(model, drawn, gif, titles)
+    if heat is not None:
         steps = torch.stack([one.steps for one in drawn]).flatten(1)
-
-        def decode(cells: torch.Tensor) -> torch.Tensor:
-            return to_pixels(codec.decode(cells.unflatten(1, (h, w)).to(model.device)).cpu())
-
-        pictures.order_gif(tokens, steps, decode, gif, shape=(h, w), labels=titles)
+        pictures.order_heatmap(steps, heat, shape=grid_of(model), images=pixels, labels=titles)
     show.out.print(f"{to}: {len(drawn)} pictures", highlight=False, markup=False, soft_wrap=True)
+
+
+def _film(model: Model, drawn: list[Picture], to: Path, titles: list[str] | None) -> None:
+    """A GIF of how pictures came."""
+    import torch
+
+    from maskless import pictures
+    from maskless.codec.vq import to_pixels
+    from maskless.images import codec_of, grid_of
+
+    codec, (h, w) = codec_of(model), grid_of(model)
+    tokens = torch.stack([one.tokens for one in drawn]).flatten(1)
+    steps = torch.stack([one.steps for one in drawn]).flatten(1)
+
+    def decode(cells: torch.Tensor) -> torch.Tensor:
+        return to_pixels(codec.decode(cells.unflatten(1, (h, w)).to(model.device)).cpu())
+
+    pictures.order_gif(tokens, steps, decode, to, shape=(h, w), labels=titles)
 
 
 def fill(
@@ -117,16 +143,18 @@ def fill(
     from maskless.images import codec_of, fill_image, grid_of
 
     to = check_files(to, compare)
+    _check_noise(**how)
     pixels = _read(picture)
     keep = _kept(known, box, pixels.shape[:2])
     codec, (h, w) = codec_of(model), grid_of(model)
     if h != w:
         raise ValueError(f"this model draws {w} x {h} cells: expected one of squares")
-    size = h * codec.factor
+    size, name = h * codec.factor, None if label is None else _class(model, label)
     square = fit(pixels, size, channels=codec.channels)
     mask = fit(keep.astype(np.uint8) * 255, size, "box", channels=1)[..., 0] == 255
+    _check_seen(keep, mask, f"box {box}" if known is None else f"what {known} does not keep")
     with show.watching("filling") as on_step:
-        filled = fill_image(model, square, mask, None if label is None else _name(label), on_step=on_step, **how)
+        filled = fill_image(model, square, mask, name, on_step=on_step, **how)
     write_aside(to, lambda aside: filled.image.save(aside, format="png"))
     if compare is not None:
         after = np.array(filled.image).reshape(square.shape)
@@ -145,24 +173,45 @@ def write_each(drawn: list[Picture], folder: Path) -> None:
         write_aside(folder / f"{name}.png", partial(one.image.save, format="png"))
 
 
-def check_files(to: Path | None, other: Path | None, *, folder: bool = False) -> Path:
+def check_files(to: Path | None, *others: Path | None, folder: bool = False) -> Path:
     """Raise a ValueError about a file that cannot be written, before anything is computed."""
     if to is None:
         raise ValueError("pictures go into a file: expected --out FILE.png")
     if not folder and to.suffix.lower() != ".png":
         raise ValueError(f"--out {to}: expected a name that ends in .png")
-    for path in (to, other):
-        if path is not None and not path.resolve().parent.is_dir():
+    named: set[Path] = set()
+    for path in (to, *(other for other in others if other is not None)):
+        if not path.resolve().parent.is_dir():
             raise ValueError(f"{path}: {path.parent} is not a folder")
-        if path is not None and path.is_dir() and not (folder and path is to):
+        if path.is_dir() and not (folder and path is to):
             raise ValueError(f"{path} is a folder: expected the name of a file")
-    if other is not None and other.resolve() == to.resolve():
-        raise ValueError(f"{to} is named twice: expected two files")
+        if path.resolve() in named:
+            raise ValueError(f"{path} is named twice: expected two files")
+        named.add(path.resolve())
     return to
 
 
-def _name(label: str) -> str | int:
-    return int(label) if label.isdigit() else label
+def _class(model: Model, label: str) -> str | int:
+    """A class by its name, or by its number; where classes are named by numbers, a number is a name."""
+    if not label.isdecimal() or any(name.isdecimal() for name in model.classes):
+        return label
+    count = model.config.classes
+    if count is not None and int(label) >= count:
+        names = f"{', '.join(model.classes)}, or " if model.classes else ""
+        raise ValueError(f"unknown label {label}: expected {names}0 to {count - 1}")
+    return int(label)
+
+
+def _check_noise(order: str = "halton", noise: float | None = None, **_: Any) -> None:
+    if noise is not None and order != "confidence":
+        raise ValueError(f"--noise is for --order confidence: the order is {order}")
+
+
+def _in_turn(names: list[str | int], n: int | None) -> list[str | int]:
+    """The names in turn, n in all; without n each of them once."""
+    if n is not None and n < 1:
+        raise ValueError(f"n {n} is out of range: expected 1 or more")
+    return names if n is None else list(itertools.islice(itertools.cycle(names), n))
 
 
 def _read(path: Path) -> np.ndarray:
@@ -174,6 +223,18 @@ def _read(path: Path) -> np.ndarray:
         return decode(path.read_bytes())
     except ValueError as error:
         raise ValueError(f"{path}: {error}") from None
+
+
+def _check_seen(keep: np.ndarray, mask: np.ndarray, what: str) -> None:
+    """Raise a ValueError where something is to be drawn, but nothing of it in the square that the model sees."""
+    if keep.all() or not mask.all():
+        return
+    short = min(keep.shape)
+    top, left = ((side - short) // 2 for side in keep.shape)
+    if keep[top : top + short, left : left + short].all():
+        square = f"{left},{top},{left + short},{top + short}"
+        raise ValueError(f"{what} is outside of the picture's middle square, {square}: the model sees nothing else")
+    raise ValueError(f"{what} is too small: the model sees {len(mask)} x {len(mask)} pixels of this picture")
 
 
 def _kept(known: Path | None, box: str | None, shape: tuple[int, int]) -> np.ndarray:

@@ -86,8 +86,8 @@ def reproduce(
     for name, cost in hours.items():
         show.out.print(f"{name}: about {cost:,.0f} GPU hours", highlight=False, soft_wrap=True)
     if hours and not yes:
-        total = f"training takes about {sum(hours.values()):,.0f} GPU hours of this kind"
-        raise ValueError(f"{total}, and distilling and evaluating come on top: start it with --yes")
+        total = f"training and distilling take about {sum(hours.values()):,.0f} GPU hours of this kind"
+        raise ValueError(f"{total}, and evaluating comes on top: start it with --yes")
     outcomes = run.run(this, run.child, on_step)
     reasons = [outcome.why_not for outcome in outcomes.values() if outcome.why_not]
     if reasons and len(reasons) == len(outcomes):  # nothing to show: the data cannot be read, say

@@ -14,6 +14,8 @@ from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Table
 from rich.text import Text
 
+from maskless.train.report import or_unknown
+
 if TYPE_CHECKING:
     from maskless.data.tokens import Prepared
     from maskless.evaluate.images import Quality
@@ -56,7 +58,7 @@ def training(folder: Path, config: RunConfig) -> None:
         f"{summary.steps:,}",
         f"{summary.seconds:,.0f}",
         f"{summary.tokens_per_second:,.0f}",
-        f"{measured.perplexity:.2f} ± {measured.perplexity_error:.2f}",
+        f"{measured.perplexity:.2f} ± {or_unknown(measured.perplexity_error, '.2f')}",
     )
     out.print(table)
     for text in summary.samples:

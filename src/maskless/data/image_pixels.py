@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import io
 import struct
+import warnings
 import zlib
 
 import numpy as np
@@ -22,6 +23,9 @@ FILTERS = {
 }
 FORMATS = ("JPEG", "PNG", "BMP", "WEBP", "GIF", "TIFF", "PPM")  # by content; others run programs (EPS: Ghostscript)
 LARGEST = 1 << 26  # pixels of a picture after resizing: a thread of a picture would grow without bound
+
+# `decode` refuses such a picture itself. Once for all: it runs in threads, which share the list of filters.
+warnings.simplefilter("ignore", Image.DecompressionBombWarning)
 
 # What Pillow's readers are known to raise on damaged files.
 _DAMAGE = (

@@ -24,7 +24,7 @@ from maskless.codec.text import TextCodec
 from maskless.evaluate.judge import Judge
 from maskless.evaluate.likelihood import Likelihood, check_positive, summary
 from maskless.evaluate.variety import distinct, entropy, longest_repeat
-from maskless.files import write_aside
+from maskless.files import json_text, write_aside
 
 GRAMS = (1, 2, 3, 4)
 MAUVE_SEEDS = 3  # of its clustering
@@ -43,7 +43,7 @@ Draw = Callable[[int, int, int], list[Sample]]  # first, count, steps (0: real t
 
 @dataclass(frozen=True)
 class Mean:
-    """A mean with its standard error."""
+    """A mean with its standard error, which is nan for a single value."""
 
     value: float
     error: float
@@ -69,7 +69,7 @@ class Quality:
 
     def as_dict(self) -> dict[str, Any]:
         forms = {name: None if one is None else one.as_dict() for name, one in self._forms()}
-        return json.loads(json.dumps(asdict(self) | forms))
+        return json.loads(json_text(asdict(self) | forms))
 
     def _forms(self) -> tuple[tuple[str, Likelihood | None], ...]:
         return ("retokenised", self.retokenised), ("raw", self.raw)
@@ -78,16 +78,16 @@ class Quality:
     def from_dict(cls, given: Mapping[str, Any]) -> Quality:
         def likelihood(found: dict[str, Any] | None) -> Likelihood | None:
             names = ("nats", "error", "sequences", "tokens")
-            return None if found is None else Likelihood(**{name: found[name] for name in names})
+            return None if found is None else Likelihood(**_known({name: found[name] for name in names}))
 
         return cls(
             samples=given["samples"],
             retokenised=likelihood(given["retokenised"]),
             raw=likelihood(given["raw"]),
-            entropy=Mean(**given["entropy"]),
-            distinct={int(n): Mean(**mean) for n, mean in given["distinct"].items()},
-            longest_repeat=Mean(**given["longest_repeat"]),
-            mauve=None if given["mauve"] is None else Mean(**given["mauve"]),
+            entropy=Mean(**_known(given["entropy"])),
+            distinct={int(n): Mean(**_known(mean)) for n, mean in given["distinct"].items()},
+            longest_repeat=Mean(**_known(given["longest_repeat"])),
+            mauve=None if given["mauve"] is None else Mean(**_known(given["mauve"])),
         )
 
 
@@ -200,6 +200,11 @@ def mauve_installed() -> bool:
     return find_spec("mauve") is not None
 
 
+def _known(given: dict[str, Any]) -> dict[str, Any]:
+    """The fields of a mean or a likelihood; an error that JSON has as null is nan."""
+    return given if given["error"] is not None else given | {"error": math.nan}
+
+
 def _everyones(rows: list[list[float]]) -> Tensor:
     """The rows of all processes, in the order of the samples.  -> (N, F) float64"""
     return torch.tensor(gather_object(rows), dtype=torch.float64)
@@ -249,5 +254,5 @@ def _read(path: Path, conditions: dict[str, Any]) -> tuple[dict[int, Point], str
 
 def _write(path: Path, conditions: dict[str, Any], points: dict[int, Point]) -> None:
     entries = [points[K].as_dict() for K in sorted(points)]
-    text = json.dumps({"conditions": conditions, "points": entries}, indent=1)
+    text = json_text({"conditions": conditions, "points": entries}, indent=1)
     write_aside(path, lambda aside: aside.write_text(text))

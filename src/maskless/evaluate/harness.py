@@ -31,6 +31,7 @@ from maskless.evaluate import options
 NAME = "maskless"
 PAPER = "lambada_openai,arc_easy,arc_challenge,hellaswag,mathqa,piqa,winogrande,social_iqa,openbookqa,boolq,race"
 FORMS = {"conditional": options.conditional, "joint": options.joint}
+CLIENTS = ("requests", "httpx", "huggingface_hub")  # of the hub that holds the tasks
 GREEDY = {"one-by-one": options.greedy, "at-once": options.at_once}
 
 
@@ -266,9 +267,17 @@ def main(arguments: Sequence[str] | None = None) -> None:
         sys.argv = ["lm_eval", *_with_paper(words)]
         run: Callable[[], None] = cli_evaluate
         run()
-    except ValueError as error:
+    except Exception as error:
+        if not isinstance(error, ValueError) and not _offline(error):
+            raise
         print(f"error: {' '.join(str(error).split())}", file=sys.stderr)
         sys.exit(2)
+
+
+def _offline(error: Exception) -> bool:
+    """Whether this is about a hub that cannot be reached; its clients have errors of their own."""
+    clients = {kind.__module__.partition(".")[0] for kind in type(error).__mro__} & {*CLIENTS}
+    return isinstance(error, ConnectionError) or bool(clients)
 
 
 def _with_paper(words: list[str]) -> list[str]:

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import hashlib
 import pickle
+import struct
 import zipfile
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -238,8 +239,11 @@ def _weights(path: Path, device: torch.device) -> Body:
             state = load_file(path)
         else:
             state = torch.load(path, map_location="cpu", weights_only=True)
-    except (SafetensorError, RuntimeError, ValueError, EOFError, OSError, KeyError, pickle.UnpicklingError) as error:
+    except (SafetensorError, OSError) as error:
         raise ValueError(f"{expected}, or TorchScript; {_line(error)}") from None
+    except (RuntimeError, ValueError, LookupError, EOFError, struct.error, pickle.UnpicklingError):
+        # Not in torch's words: they advise to run the code in the file.
+        raise ValueError(f"{expected} (.safetensors, .pth), or TorchScript") from None
     if not isinstance(state, dict) or not all(isinstance(value, Tensor) for value in state.values()):
         raise ValueError(f"{expected}, found {type(state).__name__}")
     head = state.get("fc.weight")
@@ -270,8 +274,9 @@ def _torchscript(path: Path, digest: str, input: str | None, device: torch.devic
     nvidia = "return_features" in arguments  # as in NVIDIA's metrics: resizes by itself, ends in a softmax
     takes = KNOWN[digest][1] if digest in KNOWN else "pixels" if nvidia and input is None else input
     if takes is None:
-        ways = "; ".join(f"{name!r}: {what}" for name, what in INPUTS.items())
-        raise ValueError(f"{path} is TorchScript that does not say what it takes: give input= ({ways})")
+        ways = "; ".join(f"{name}: {what}" for name, what in INPUTS.items())
+        asked = "expected --feature-input, in Python input="
+        raise ValueError(f"{path} is TorchScript that does not say what it takes: {asked} ({ways})")
 
     def body(images: Tensor) -> tuple[Tensor, Tensor | None]:
         given = scaled(images) if takes == "inception" else images.float()

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 from maskless.nn import Network, autocast, device_of
 from maskless.nn.causal import CausalTransformer
-from maskless.objective import causal, pgm
+from maskless.objective import Objective, causal, pgm
 from maskless.problems import Problems
 
 
@@ -45,10 +45,19 @@ class Leak:
         return asdict(self) | {"tight": self.tight, "error": self.error}
 
 
-def leak(network: Network, tokens: Tensor, *, vocab: int, seed: int = 0) -> Leak:
+def leak(
+    network: Network,
+    tokens: Tensor,
+    *,
+    vocab: int,
+    objective: Objective = pgm,
+    labels: Tensor | None = None,
+    seed: int = 0,
+) -> Leak:
     """What a network lets through, on sequences of tokens.  (B, L) -> Leak
 
-    vocab: tokens are changed to any other id below it.
+    vocab: tokens are changed to any other id below it. objective: one of two groups; `pgm_arccos` for pictures, whose
+    first token is a BOS. labels (B,): of a network with classes.
     """
     if tokens.ndim != 2 or tokens.shape[1] < 2 or not len(tokens):
         raise ValueError(f"tokens {tuple(tokens.shape)}: expected (B, L) with 1 sequence or more of 2 tokens or more")
@@ -59,20 +68,29 @@ def leak(network: Network, tokens: Tensor, *, vocab: int, seed: int = 0) -> Leak
         network.eval()
     try:
         with autocast(device_of(network)):
-            probe = _probe_causal if isinstance(network, CausalTransformer) else _probe_groups
-            return probe(network, tokens, vocab, torch.Generator().manual_seed(seed))
+            generator = torch.Generator().manual_seed(seed)
+            if isinstance(network, CausalTransformer):
+                return _probe_causal(network, tokens, vocab, generator)
+            return _probe_groups(network, tokens, vocab, objective, labels, generator)
     finally:
         if isinstance(network, nn.Module):
             network.train(training)
 
 
-def _probe_groups(network: Network, tokens: Tensor, vocab: int, generator: torch.Generator) -> Leak:
+def _probe_groups(
+    network: Network,
+    tokens: Tensor,
+    vocab: int,
+    objective: Objective,
+    labels: Tensor | None,
+    generator: torch.Generator,
+) -> Leak:
     B, L = tokens.shape
     t = torch.rand(B, generator=generator, dtype=torch.float64) * 0.5 + 0.25  # an empty group would see nothing
     u, other = torch.rand(B, L, generator=generator, dtype=torch.float64), _other(tokens, vocab, generator)
 
     def problems(given: Tensor) -> Problems:
-        return pgm(given, t, u, torch.ones_like(given, dtype=torch.bool)).problems
+        return objective(given, t, u, torch.ones_like(given, dtype=torch.bool)).labelled(labels).problems
 
     plain = problems(tokens)
     owner = plain.target_offsets.owner  # problem 2b predicts the second group of row b, problem 2b + 1 the first

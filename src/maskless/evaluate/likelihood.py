@@ -27,7 +27,7 @@ class Likelihood:
     """A bound on the negative log-likelihood per token, from N sequences."""
 
     nats: float
-    error: float  # standard error of nats
+    error: float  # standard error of nats; nan: of one sequence
     sequences: int
     tokens: int
 

@@ -6,6 +6,7 @@ Shapes: n pictures of a batch, H x W pixels, C channels.
 from __future__ import annotations
 
 import itertools
+import sys
 import zipfile
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -15,11 +16,12 @@ from typing import Any
 import numpy as np
 import torch
 from accelerate import PartialState
+from accelerate.utils import gather_object
 from torch import Tensor
 
 from maskless.checkpoint import Model
 from maskless.data.image_tokens import holds_images
-from maskless.data.images import Images, read_images
+from maskless.data.images import Broken, Images, read_images
 from maskless.evaluate.images import CHUNKS, Seen, Statistics, look
 from maskless.evaluate.inception import Features
 from maskless.evaluate.sweep import Sample
@@ -45,12 +47,14 @@ class Real:
         total = 0 if self.images is None else self.images.count(self.split)
         return len(range(state.process_index, total, state.num_processes))
 
-    def batches(self, size: int, *, channels: int = 3, batch: int = 256) -> Iterator[Tensor]:
+    def batches(
+        self, size: int, *, channels: int = 3, batch: int = 256, on_broken: Broken | None = None
+    ) -> Iterator[Tensor]:
         """This process's share, every so many-th picture, as squares of bytes.  (n, size, size, C)"""
         assert self.images is not None
         state, number = PartialState(), itertools.count()
         mine = None if state.num_processes == 1 else lambda: next(number) % state.num_processes == state.process_index
-        found = self.images.pictures(size, split=self.split, channels=channels, wanted=mine)
+        found = self.images.pictures(size, split=self.split, channels=channels, on_broken=on_broken, wanted=mine)
         squares = (square for square, _, _ in found)
         while some := list(itertools.islice(squares, batch)):
             yield torch.from_numpy(np.stack(some))
@@ -58,13 +62,26 @@ class Real:
     def seen(
         self, network: Features, size: int, *, channels: int = 3, on_batch: Callable[[int], None] | None = None
     ) -> Seen:
-        """What a network sees in them, the features kept for precision and recall; or the statistics of a file."""
+        """What a network sees in them, the features kept for precision and recall; or the statistics of a file.
+
+        Broken pictures are left out, and the main process says on stderr how many.
+        """
         if self.statistics is None:
-            return look(self.batches(size, channels=channels), network, keep=True, on_batch=on_batch)
+            broken: list[str] = []
+            batches = self.batches(size, channels=channels, on_broken=broken.append)
+            seen = look(batches, network, keep=True, on_batch=on_batch)
+            self._tell(broken)
+            return seen
         if self.statistics.network != network.sha256:
             own = f"sha256 {self.statistics.network[:12]}"
             raise ValueError(f"{self.name} holds statistics of another network ({own}) than {network.name}")
         return Seen(self.statistics)
+
+    def _tell(self, broken: list[str]) -> None:
+        """Say on stderr what all processes left out; each must call this."""
+        every = gather_object(broken)
+        if every and PartialState().is_main_process:
+            print(f"{self.name}: {len(every):,} broken pictures left out ({every[0]} ...)", file=sys.stderr)
 
 
 def real(given: str) -> Real:

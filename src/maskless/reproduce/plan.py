@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -12,12 +13,15 @@ from maskless.bench.case import Case, Sampling, Training
 from maskless.data.image_tokens import holds_images
 from maskless.data.images import looks_like_images, read_images
 from maskless.data.tokens import INDEX, open_tokens
+from maskless.evaluate.inception import TORCH_FIDELITY
 from maskless.recipes import RECIPES, Recipe
 from maskless.reproduce.scale import OPTIONS, Scale
 from maskless.reproduce.tables import Answers, Bound, Curve, Line, Pictures, Speed, Table, Texts, Work
 
 SETS = {"lm1b": ("LM1B", 30_522), "owt": ("OpenWebText", 50_257), "imagenet": ("ImageNet", 16_384)}  # and vocabulary
 SIZES = ("layers", "width", "vocab", "length", "batch")
+CONFIDENT = "arccos-after-one"  # counts of the released confidence sampler; of the Halton one: arccos, the default
+RATIO = 2  # of a teacher's steps to its student's
 PIECE = 33_000  # tokens of a piece that a GPU takes at once in a full-size run
 SHARED = ("train", "distill", "evaluate")  # what several processes do together
 
@@ -72,6 +76,15 @@ class Planned:
 
 
 @dataclass(frozen=True)
+class Cost:
+    """What a training or a distillation works through: a case to measure, and how often."""
+
+    case: Training
+    sequences: int
+    passes: int = 0  # forward passes of a teacher for each step
+
+
+@dataclass(frozen=True)
 class Plan:
     """What a table takes."""
 
@@ -79,7 +92,7 @@ class Plan:
     request: Request
     steps: dict[str, Step]
     lines: list[Planned]
-    costs: dict[str, tuple[Training, int]]  # of full-size trainings: the case to measure, and the sequences
+    costs: dict[str, Cost]  # of full-size trainings and distillations
 
 
 @dataclass(frozen=True)
@@ -143,7 +156,7 @@ class _Planner:
     def __init__(self, request: Request):
         self.request, self.scale, self.out = request, request.scale, request.out
         self.steps: dict[str, Step] = {}
-        self.costs: dict[str, tuple[Training, int]] = {}
+        self.costs: dict[str, Cost] = {}
 
     def add(self, name: str, *words: object, needs: tuple[str, ...] = (), **more: Any) -> str:
         name = re.sub(r"[^a-z0-9.]+", "-", name.lower()).strip("-")
@@ -172,8 +185,7 @@ class _Planner:
             words = ("evaluate", model, "--what", "bound", "--data", data.folder, *self.scale.bound, "--json")
             return self.add(f"bound-{model.name}", *words, needs=(needed,)), at, differs
         if isinstance(work, Pictures):
-            differs += f"; {self.scale.drawn[1]} samples (50,000)" if self.scale.drawn else ""
-            return self.drawn(work, ats, model, needed), at, differs
+            return self.drawn(work, ats, model, needed), at, differs + self.compared()
         samples = ",samples=1024" if self.scale.is_paper else ""
         name, how = f"answers-{model.name}", f"pretrained={model},form=joint,greedy=at-once{samples}"  # as the paper
         words = ("--model_args", how, "--tasks", "paper", "--batch_size", 32, *self.scale.answers)
@@ -193,9 +205,18 @@ class _Planner:
     def drawn(self, work: Pictures, ats: list[int], model: Path, needed: str) -> str:
         reference = f"{self.request.pictures}:{'valid' if self.scale.is_paper else 'train'}"
         name = f"drawn-{model.name}-{work.order}-{work.steps}"
-        how = ("--steps", work.steps, "--order", work.order, "--guidance", _list(ats), "--batch", 32, *self.scale.drawn)
+        order = ("--order", work.order, *(("--counts", CONFIDENT) if work.order == "confidence" else ()))
+        how = ("--steps", work.steps, *order, "--guidance", _list(ats), "--batch", 32, *self.scale.drawn)
         kept = (*self.request.features, "--out", self.out / "points" / f"{name}.json", "--json")
         return self.add(name, "evaluate", model, "--reference", reference, *how, *kept, needs=(needed,))
+
+    def compared(self) -> str:
+        """What of a FID is not as in the paper: how many pictures, against which, and seen by what network."""
+        given = self.request.features
+        named = given[given.index("--features") + 1] if "--features" in given else TORCH_FIDELITY
+        differs = f"; {self.scale.drawn[1]} samples (50,000)" if self.scale.drawn else ""
+        differs += "" if self.scale.is_paper else "; FID against the training pictures (validation pictures)"
+        return differs + ("" if named == TORCH_FIDELITY else f"; features of {Path(named).name} (Inception-v3)")
 
     def speed(self, work: Speed, ats: list[Any]) -> Answer:
         case, at = self.scale.case(work.case), {at: at for at in ats}
@@ -214,6 +235,10 @@ class _Planner:
         to = model.with_name(f"{model.name}-distilled")
         words = ("distill", model, "--data", data.folder, "--out", to, "--groups", "one", *self.scale.distill)
         name = self.add(f"distill-{model.name}", *words, "--resume", "--json", needs=(trained,))
+        if self.scale.is_paper:
+            case, sequences = self.costs[trained].case, math.prod(int(number) for number in self.scale.distill[1::2])
+            groups = 2 if case.model == "pgm" else 1  # in a step of training; one is distilled
+            self.costs[name] = Cost(case, sequences // groups, passes=RATIO)
         return to, name, data, differs + ("" if self.scale.is_paper else f"; distill {' '.join(self.scale.distill)}")
 
     def trained(self, name: str, weights: str = "") -> tuple[Path, str, Data, str]:
@@ -236,7 +261,7 @@ class _Planner:
         if self.scale.is_paper:
             piece = 2 ** ((PIECE // recipe.length).bit_length() - 1)
             words += ["--accumulate", max(1, recipe.train["batch"] // (self.request.processes * piece))]
-            self.costs[step] = _training(recipe, piece), recipe.train["steps"] * recipe.train["batch"]
+            self.costs[step] = Cost(_training(recipe, piece), recipe.train["steps"] * recipe.train["batch"])
         shown, old = (
             ("width", "layers", "steps", "batch", "learning_rate", "warmup", "initial"),
             RECIPES[name].network | RECIPES[name].train,

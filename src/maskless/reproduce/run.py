@@ -21,10 +21,10 @@ from typing import Any
 import torch
 
 from maskless.bench.machine import processor
-from maskless.bench.result import STEP
+from maskless.bench.result import FORWARD, STEP
 from maskless.files import write_aside
 from maskless.reproduce import tables
-from maskless.reproduce.plan import Plan, Planned, Step, bench_words
+from maskless.reproduce.plan import MissingError, Plan, Planned, Step, bench_words
 from maskless.train.report import read_metrics
 
 Do = Callable[[Sequence[str]], str]  # runs a command and returns its stdout; a ValueError says what went wrong
@@ -77,18 +77,21 @@ def run(plan: Plan, do: Do, on_step: Callable[[Step, str], None]) -> dict[str, O
 
 
 def estimate(plan: Plan, do: Do, on_step: Callable[[Step, str], None]) -> dict[str, float]:
-    """GPU hours of each training that is not done, from a short measurement of its optimiser step."""
+    """GPU hours of each training and distillation that is not done, from a short measurement of its network.
+
+    A step of distillation is one of training and the teacher's forward passes; both have the same network.
+    """
     hours: dict[str, float] = {}
-    for name, (case, sequences) in plan.costs.items():
+    for name, cost in plan.costs.items():
         if standing(plan, plan.steps[name]) == "done":
             continue
-        step = Step(f"cost-of-{name}", bench_words(case, repeat=3))
+        step = Step(f"cost-of-train-{name.partition('-')[2]}", bench_words(cost.case, repeat=3))
         on_step(step, standing(plan, step))
         outcome = _once(plan, step, do, standing(plan, step) == "done")
         if outcome.why_not:
             raise ValueError(f"the cost of {name} could not be measured: {outcome.why_not}")
-        (speed,) = (r["sequences_per_second"] for r in outcome.found["results"] if r["part"] == STEP)
-        hours[name] = sequences / speed / 3600
+        speeds = {r["part"]: r["sequences_per_second"] for r in outcome.found["results"]}
+        hours[name] = cost.sequences * (1 / speeds[STEP] + cost.passes / speeds[FORWARD]) / 3600
     return hours
 
 
@@ -103,6 +106,9 @@ def numbers(plan: Plan, outcomes: dict[str, Outcome]) -> Iterator[Number]:
             found = metrics(plan, planned.step) if isinstance(planned.line.work, tables.Curve) else outcome.found
             try:
                 value, error = _read(planned, found)
+            except MissingError as missing:
+                yield Number(planned, why_not=str(missing))
+                continue
             except (KeyError, TypeError, ValueError, AttributeError, IndexError):
                 value, error = None, None
             yield Number(planned, value, error, "not among what was found" if value is None else "")
@@ -200,6 +206,8 @@ def _read(planned: Planned, found: Any) -> tuple[float | None, float | None]:
             name = {tables.FID: "fid", tables.SCORE: "inception_score"}.get(measure)
             if name is None:
                 return point["images_per_second"], None
+            if measure == tables.SCORE and point["quality"][name] is None:
+                raise MissingError(f"the feature network {point['quality']['network']} has no logits")
             return point["quality"][name], point["quality"].get(f"{name}_error")
         case tables.Speed():
             (result,) = (r for r in found["results"] if planned.at in (r["case"].get("steps"), r["part"]))

@@ -46,7 +46,7 @@ class Scale:
     texts: tuple[str, ...] = ()
     drawn: tuple[str, ...] = ()
     answers: tuple[str, ...] = ()
-    distill: tuple[str, ...] = ("--rounds", "5")
+    distill: tuple[str, ...] = ("--rounds", "5", "--steps-per-round", "10000", "--batch", "128")
     sizes: Mapping[str, int] = field(default_factory=dict)  # of networks whose speed is measured
     most_steps: int | None = None  # of sampling, where only speed is measured
     repeat: int = 5

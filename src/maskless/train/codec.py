@@ -17,6 +17,7 @@ import numpy as np
 import torch
 from rich.console import Console
 from rich.markup import escape
+from torch import Tensor
 
 from maskless import pictures
 from maskless.codec.vq import VQ, VQConfig, check_size, read_codec, to_images, to_pixels
@@ -27,7 +28,7 @@ from maskless.nn import autocast
 from maskless.train.codec_loop import CodecConfig, CodecStep, Trainer, share_done, train_steps
 from maskless.train.interruption import Interruption
 from maskless.train.loop import Clock, is_due
-from maskless.train.report import Metrics, progress_bar
+from maskless.train.report import Metrics, or_unknown, progress_bar
 from maskless.train.state import dump, saved
 
 MOST_TESTED = 1_024  # of the images that are held out
@@ -164,25 +165,31 @@ class CodecRun:
 
     @torch.no_grad()
     def evaluate(self, step: int) -> Quality:
-        """PSNR of the averaged weights on images that were held out, and a picture of the first of them."""
+        """PSNR of the averaged weights on images that were held out, and a picture of some of them."""
         decibels, differences = [], []
-        device, batch = self.trainer.device, self.config.batch
+        batch, count = self.config.batch, min(SHOWN, len(self.tested))
         with self.clock.paused(), self._averaged():
+            shown, rebuilt = self._rebuilt(self.tested[np.arange(count) * len(self.tested) // count])
+            pictures.reconstructions(
+                to_pixels(shown).cpu(), to_pixels(rebuilt).cpu(), self.folder / "reconstructions.png"
+            )
             for first in range(0, len(self.tested), batch):
-                images = to_images(torch.from_numpy(self.images[self.tested[first : first + batch]]).to(device))
-                with autocast(device):
-                    out, _ = self.trainer.codec(images)
-                if first == 0:
-                    shown, rebuilt = (to_pixels(part[:SHOWN]).cpu() for part in (images, out))
-                    pictures.reconstructions(shown, rebuilt, self.folder / "reconstructions.png")
+                images, out = self._rebuilt(self.tested[first : first + batch])
                 decibels.append(psnr(out, images))
                 differences.append((out.float().clamp(-1, 1) - images).abs().mean((1, 2, 3)))
         each = torch.cat(decibels).double().cpu()
-        error = each.std().item() / math.sqrt(len(each)) if len(each) > 1 else 0.0
+        error = each.std().item() / math.sqrt(len(each)) if len(each) > 1 else math.nan
         l1 = torch.cat(differences).mean().item()
         quality = Quality(each.mean().item(), error, l1, len(each), self.held_out, **self._use())
         self._note(step, **dataclasses.asdict(quality))
         return quality
+
+    def _rebuilt(self, numbers: np.ndarray) -> tuple[Tensor, Tensor]:
+        """Images by their numbers, and what the codec makes of them.  (n,) -> (n, C, H, W) twice"""
+        images = to_images(torch.from_numpy(self.images[numbers]).to(self.trainer.device))
+        with autocast(self.trainer.device):
+            out, _ = self.trainer.codec(images)
+        return images, out
 
     def save(self, step: int) -> None:
         """Write the losses up to here, the training state, then the averaged codec."""
@@ -271,7 +278,7 @@ def described(quality: Quality) -> str:
     """One line for people."""
     kind = "images held out" if quality.held_out else "training images"
     return (
-        f"PSNR {quality.psnr:.2f} ± {quality.psnr_error:.2f} dB on {quality.images:,} {kind}, "
+        f"PSNR {quality.psnr:.2f} ± {or_unknown(quality.psnr_error, '.2f')} dB on {quality.images:,} {kind}, "
         f"{quality.codes_used:.0%} of the codes used, perplexity {quality.code_perplexity:,.0f}"
     )
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,7 +22,7 @@ from maskless.checkpoint import Model
 from maskless.codec.text import TextCodec
 from maskless.data.image_tokens import PreparedImages, holds_images, open_images
 from maskless.data.tokens import Prepared, open_tokens
-from maskless.files import write_aside
+from maskless.files import json_text, write_aside
 from maskless.objective import mixed_seed
 from maskless.train.distill import ARCCOS, GROUPS, UNIFORM, Stride, Teacher, teaching
 from maskless.train.distill_loss import LOSSES
@@ -95,7 +96,7 @@ class RoundSummary:
     steps: int
     seconds: float
     perplexity: float  # the validation bound of the student
-    perplexity_error: float
+    perplexity_error: float  # nan: of one sequence
 
 
 class Round(Run):
@@ -165,6 +166,9 @@ def begin(
         "groups": "two" if model.kind == "partition" else "one",
     }
     config = DistillConfig(train=settings, **derived | how)
+    if settings.compile is None and model.kind == "partition" and config.groups == "one":
+        # Its contexts have another size in each step, and on CUDA code is compiled for one size.
+        config = dataclasses.replace(config, train=dataclasses.replace(settings, compile=False))
     if config.teacher_steps > prepared.length:
         raise ValueError(f"teacher_steps {config.teacher_steps} is out of range: expected 1 to {prepared.length}")
     processes().wait_for_everyone()  # all have seen that the folder is free
@@ -221,7 +225,7 @@ def distill(folder: Path, config: DistillConfig, console: Console) -> list[Round
 
 def _note(folder: Path, done: list[RoundSummary]) -> None:
     """Write down which rounds are done."""
-    text = json.dumps([dataclasses.asdict(each) for each in done], indent=2) + "\n"
+    text = json_text([dataclasses.asdict(each) for each in done], indent=2) + "\n"
     write_aside(folder / RESULTS, lambda path: path.write_text(text))
 
 
@@ -233,7 +237,9 @@ def _teacher_of(folder: Path, number: int) -> Model:
 def _results(folder: Path) -> list[RoundSummary]:
     """The rounds that are done."""
     path = folder / RESULTS
-    return [RoundSummary(**fields) for fields in json.loads(path.read_text())] if path.exists() else []
+    done = [RoundSummary(**fields) for fields in json.loads(path.read_text())] if path.exists() else []
+    unknown = {"perplexity_error": math.nan}  # null in JSON
+    return [dataclasses.replace(each, **unknown) if each.perplexity_error is None else each for each in done]
 
 
 def _settings(kind: str, pictures: bool, given: dict[str, Any]) -> TrainConfig:

@@ -3,13 +3,19 @@
 from __future__ import annotations
 
 import json
+import math
 from pathlib import Path
 from typing import Any
 
 from rich.console import Console
 from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
-from maskless.files import write_aside
+from maskless.files import json_text, write_aside
+
+
+def or_unknown(number: float, spec: str) -> str:
+    """A number as `spec` has it, or ? where there is none, such as the standard error of a single value."""
+    return f"{number:{spec}}" if math.isfinite(number) else "?"
 
 
 def progress_bar(console: Console, *, enabled: bool = True) -> Progress:
@@ -34,13 +40,13 @@ class Metrics:
     def __init__(self, path: Path, start: int):
         self.path = path
         kept = [line for line in read_metrics(path) if line["step"] <= start]
-        write_aside(path, lambda aside: aside.write_text("".join(json.dumps(line) + "\n" for line in kept)))
+        write_aside(path, lambda aside: aside.write_text("".join(json_text(line) + "\n" for line in kept)))
         self.lines = kept
         self._file = path.open("a")
 
     def add(self, **line: Any) -> None:
         self.lines.append(line)
-        self._file.write(json.dumps(line) + "\n")
+        self._file.write(json_text(line) + "\n")
         self._file.flush()
 
     def close(self) -> None:

@@ -34,7 +34,7 @@ from maskless.nn.blocks import open_gates
 from maskless.train import state
 from maskless.train.interruption import Interruption
 from maskless.train.loop import MODELS, Clock, Progress, TrainConfig, compile_layers, is_due, share_done, train
-from maskless.train.report import Metrics, plot_losses, progress_bar
+from maskless.train.report import Metrics, or_unknown, plot_losses, progress_bar
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -237,6 +237,7 @@ def complete(this: Run, console: Console, *, name: str) -> Summary:
         f"{this.data.length}, {this.accelerator.device.type}{together}{resumed}",
     )
     tokens, done, first = settings.batch * this.data.length, this.start, None
+    begin = (this.start, this.clock.seconds)
     share = share_done(settings, this.start, this.clock, this.accelerator)
     with progress_bar(console, enabled=this.main) as bar:
         task = bar.add_task(name, total=1.0, text="starting")
@@ -263,7 +264,8 @@ def complete(this: Run, console: Console, *, name: str) -> Summary:
         if done == this.start:  # all was done: a kill may have come between the last state and its model
             this.save_model()
         seconds = this.clock.seconds
-        speed = tokens * (done - first[0]) / (seconds - first[1]) if first and seconds > first[1] else 0.0
+        since = first if first is not None and first[0] < done else begin  # a short run is all warm-up
+        speed = tokens * (done - since[0]) / max(1e-9, seconds - since[1])
         bar.update(task, completed=1.0, text="evaluating")
         measured = this.evaluate(done, 2048 if this.accelerator.device.type == "cuda" else 512)
         bar.update(task, text="sampling")
@@ -281,7 +283,7 @@ def _say(this: Run, console: Console, text: str) -> None:
 
 
 def _pm(measured: Likelihood) -> str:
-    return f"{measured.perplexity:.1f} ± {measured.perplexity_error:.1f}"
+    return f"{measured.perplexity:.1f} ± {or_unknown(measured.perplexity_error, '.1f')}"
 
 
 def processes() -> PartialState:

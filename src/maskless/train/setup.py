@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import dataclasses
+import os
 import shutil
-from collections.abc import Callable
-from contextlib import suppress
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -97,6 +98,35 @@ def _settings(request: Request, sizes: Plan) -> TrainConfig:
     if request.data is not None and holds_images(request.data) and request.train.get("model", "pgm") == "pgm":
         derived["weights"] = "arccos"
     return TrainConfig(**derived | request.train)
+
+
+# What a run, a codec's run or a distillation puts in its folder before its first step.
+MADE = ("run.json", "metrics.jsonl", "tensorboard", "data", "distill.json", "round-0", "round-1")
+
+
+@contextmanager
+def nothing_left(folder: Path) -> Iterator[None]:
+    """After an error before the first loss is written, what a new run made in its folder is removed again.
+
+    What was there before stays, and a run that was there is left as it is. So is one that met a full disk: it goes on
+    as it began when there is room.
+    """
+    there, before = folder.exists(), set(os.listdir(folder) if folder.is_dir() else [])
+    try:
+        yield
+    except OSError:
+        raise
+    except Exception:
+        losses = (folder / "metrics.jsonl", folder / "round-1" / "metrics.jsonl")
+        begun = any(path.is_file() and path.stat().st_size for path in losses)
+        if processes().is_main_process and not begun and not before & {"run.json", "distill.json"}:
+            for path in (folder / name for name in MADE if name not in before):
+                with suppress(OSError):
+                    shutil.rmtree(path) if path.is_dir() else path.unlink()
+            if not there:
+                with suppress(OSError):  # where others have put something in it
+                    folder.rmdir()
+        raise
 
 
 # What may change when a run goes on; everything else is as it began.

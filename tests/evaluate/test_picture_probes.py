@@ -1,0 +1,130 @@
+"""The leak probe on networks of pictures: none leaks, one that does is found out, and the command says so."""
+
+from __future__ import annotations
+
+import json
+import sys
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from maskless.checkpoint import Model
+from maskless.cli import main
+from maskless.codec.vq import PixelCodec
+from maskless.evaluate.leak import leak
+from maskless.nn.maskgit import MaskGIT, MaskGITConfig
+from maskless.nn.partition import PartitionConfig, PartitionTransformer
+from maskless.objective import pgm_arccos
+from maskless.problems import Problems
+
+CODES, CLASSES, GRID = 9, 3, (3, 3)
+SIZES = {"length": 10, "grid": GRID, "width": 32, "heads": 2, "classes": CLASSES}
+LABELS = torch.tensor([0, 1, 2, CLASSES])  # the last one: dropped
+
+
+def make(kind: str) -> nn.Module:
+    """A network of pictures whose parameters all differ from their start."""
+    torch.manual_seed(0)
+    network: nn.Module
+    if kind == "maskgit":
+        network = MaskGIT(MaskGITConfig(**SIZES, vocab=CODES + 1, mask=CODES, layers=2))
+    else:
+        halves = {"encoder": 1, "decoder": 1, "registers": True, "never": CODES}
+        network = PartitionTransformer(PartitionConfig(**SIZES, **halves, vocab=CODES + 2))
+    with torch.no_grad():
+        for parameter in network.parameters():
+            parameter += 0.1 * torch.randn_like(parameter)
+    return network.eval()
+
+
+def codes() -> Tensor:
+    """Random codes behind a BOS.  -> (4, L)"""
+    tokens = torch.randint(CODES, (4, 10), generator=torch.Generator().manual_seed(1))
+    tokens[:, 0] = CODES + 1
+    return tokens
+
+
+@pytest.mark.parametrize("kind", ["pgm", "maskgit"])
+def test_no_network_of_pictures_leaks_and_all_see_what_they_may(kind):
+    found = leak(make(kind), codes(), vocab=CODES, objective=pgm_arccos, labels=LABELS)
+    assert found.tight
+    assert found.predictions == 4 * 9  # a BOS is not predicted
+    assert found.gradient == (0.0 if kind == "pgm" else None)
+    assert found.seen > 0.9
+
+
+class Leaking(nn.Module):
+    """A network that adds to the predictions of every problem a little of what the next problem knows."""
+
+    def __init__(self, network: nn.Module):
+        super().__init__()
+        self.network = network
+
+    def forward(self, problems: Problems) -> Tensor:
+        assert problems.labels is not None
+        told = torch.zeros(len(problems)).index_add(0, problems.offsets.owner, problems.tokens.float()).roll(-1, 0)
+        return self.network(problems) + 1e-2 * told[problems.target_offsets.owner, None]
+
+
+@pytest.mark.parametrize("kind", ["pgm", "maskgit"])
+def test_a_network_of_pictures_that_leaks_is_found_out(kind):
+    found = leak(Leaking(make(kind)), codes(), vocab=CODES, objective=pgm_arccos, labels=LABELS)
+    assert not found.tight
+    assert found.moved > found.predictions / 2
+    assert found.furthest > 0
+
+
+@pytest.fixture
+def command(capsys, monkeypatch, tmp_path):
+    """command(network, *words): the exit code, stdout and stderr of `maskless evaluate` on a model of pictures."""
+
+    def call(network: nn.Module, *words: object) -> tuple[int, str, str]:
+        names = tuple(f"class {i}" for i in range(CLASSES))
+        Model(network, PixelCodec(CODES), "image", names).save_pretrained(tmp_path / "model")
+        monkeypatch.setattr(sys, "argv", ["maskless", "evaluate", str(tmp_path / "model"), *map(str, words)])
+        with pytest.raises(SystemExit) as ended:
+            main()
+        return int(ended.value.code or 0), *capsys.readouterr()
+
+    return call
+
+
+@pytest.mark.parametrize("kind", ["pgm", "maskgit"])
+def test_the_command_probes_a_model_of_pictures(kind, command):
+    code, shown, said = command(make(kind), "--what", "leak", "--sequences", 6, "--json")
+    assert code == 0, said
+    found = json.loads(shown)["leak"]
+    assert (found["tight"], found["moved"], found["predictions"]) == (True, 0, 6 * 9)
+    assert found["seen"] > 0.9
+
+
+def test_the_command_finds_a_leak_out(command, monkeypatch):
+    plain = PartitionTransformer.forward
+
+    def leaking(self: nn.Module, problems: Problems) -> Tensor:
+        other = torch.zeros(len(problems)).index_add(0, problems.offsets.owner, problems.tokens.float()).roll(-1, 0)
+        return plain(self, problems) + 1e-2 * other[problems.target_offsets.owner, None]
+
+    monkeypatch.setattr(PartitionTransformer, "forward", leaking)
+    code, shown, said = command(make("pgm"), "--what", "leak")
+    assert code == 0, said
+    assert "YES" in shown
+
+
+@pytest.mark.parametrize(
+    ("words", "says"),
+    [
+        ("--what leak --data x", "--data does not go with --what leak: a model of pictures is probed on random codes"),
+        ("--what leak --reference x", "--reference does not go with --what leak"),
+        ("--what leak --steps 4", "--steps goes with --what genppl or orders, not with leak"),
+        ("--what leak --sequences 0", "sequences 0 is out of range: expected 1 or more"),
+        ("--what variance", "--what variance: expected leak or nothing, since this is a model of pictures"),
+        ("--what bound,leak", "--what bound,leak: expected leak or nothing"),
+    ],
+)
+def test_what_pictures_do_not_have_is_one_line(words, says, command):
+    code, shown, said = command(make("pgm"), *words.split())
+    assert (code, shown) == (2, "")
+    assert says in said
+    assert said.count("\n") == 1
