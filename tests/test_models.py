@@ -96,4 +96,4 @@ def test_what_the_list_tells_to_try_runs(tmp_path, monkeypatch, capsys):
             main()
         assert ended.value.code in (None, 0), capsys.readouterr().err
     assert "Once upon a time" in capsys.readouterr().out
-    assert (tmp_path / "pictures.png").stat().st_size > 1000
+    assert (tmp_path / "new.png").stat().st_size > 1000

@@ -11,8 +11,9 @@ from torch import Tensor
 
 from maskless.nn import attention, blocks
 from maskless.nn.loss import cost
-from maskless.nn.partition import PartitionConfig, PartitionTransformer
+from maskless.nn.partition import GroupSwap, PartitionConfig, PartitionTransformer
 from maskless.objective import OBJECTIVES, noise
+from maskless.train.distill import Stride, one_group
 
 SIZES = {"vocab": 50, "length": 33, "width": 64, "heads": 2, "encoder": 2, "decoder": 2, "condition": 8}
 PICTURES = {"classes": 2, "registers": True, "grid": (4, 8)}
@@ -34,7 +35,12 @@ def passed(kinds: dict) -> tuple[Tensor, dict[str, Tensor]]:
     return loss, {name: parameter.grad for name, parameter in network.named_parameters()}
 
 
-@pytest.mark.skipif("TRITON_INTERPRET" not in os.environ, reason="set TRITON_INTERPRET=1 where Triton is installed")
+INTERPRETED = pytest.mark.skipif(
+    "TRITON_INTERPRET" not in os.environ, reason="set TRITON_INTERPRET=1 where Triton is installed"
+)
+
+
+@INTERPRETED
 @pytest.mark.parametrize(
     "kinds",
     [{}, {"context": "ordered"}, {"swap": "residual"}, PICTURES, {**PICTURES, "context": "ordered", "rope": "2d"}],
@@ -59,3 +65,27 @@ def test_a_training_pass_through_the_kernels_is_that_of_plain_torch(kinds, monke
     for name, gradient in gradients.items():
         torch.testing.assert_close(gradient, plain[name], rtol=0, atol=1e-5 * (float(plain[name].abs().max()) + 1e-3))
     assert set(called) == {"attend_turned"} | ({"sum_segments"} if "classes" in kinds else set())
+
+
+@INTERPRETED
+@pytest.mark.parametrize("context", ["full", "ordered"])
+def test_layers_are_compiled_for_contexts_of_any_size(context, monkeypatch):
+    """The lessons of one group know another number of tokens in each step."""
+    kernels = pytest.importorskip("maskless.nn.cuda")
+    for module in (attention, blocks):
+        monkeypatch.setattr(module, "KERNELS", kernels)
+        monkeypatch.setattr(module, "has_kernels", lambda x: True)
+    monkeypatch.setattr(attention, "_fits_kernels", lambda q: True)
+    torch._dynamo.reset()
+    network, graphs = PartitionTransformer(PartitionConfig(**SIZES, context=context)), []
+    for layer in network.modules():
+        if isinstance(layer, blocks.SelfBlock | blocks.CrossBlock | GroupSwap):
+            layer.compile(backend="aot_eager")
+    for step in range(6):
+        generator = torch.Generator().manual_seed(step)
+        tokens, draws = torch.randint(40, (3, 33), generator=generator), torch.rand(2, 3, 33, generator=generator)
+        t, (u, v) = 0.2 + 0.6 * torch.rand(3, generator=generator).double(), draws.double()
+        lesson = one_group(tokens, t, u, v, torch.ones_like(tokens).bool(), Stride(share=0.1, ratio=2))
+        network(lesson.problems, blocks.read_logits).logsumexp(1).sum().backward()
+        graphs.append(torch._dynamo.utils.counters["stats"]["unique_graphs"])
+    assert graphs[1:] == [graphs[1]] * 5

@@ -168,6 +168,16 @@ def test_a_distillation_costs_its_steps_and_the_teachers_passes(given):
     }
     for name, cost in distilled.items():
         assert (cost.case, cost.passes) == (costs[f"train-{name}"].case, 2)
+
+
+@pytest.mark.parametrize(("processes", "pieces"), [(1, "4"), (2, "2"), (8, "1")])
+def test_the_papers_lessons_come_in_pieces_of_32_that_fit(given, processes, pieces):
+    steps = made("table-7", "paper", given, processes=processes).steps.values()
+    asked = [dict(itertools.pairwise(step.words)) for step in steps if step.words[0] == "distill"]
+    assert [words["--accumulate"] for words in asked] == [pieces] * 3
+
+
+def test_a_training_is_no_distillation(given):
     assert not any(cost.passes for cost in made("table-6", "paper", given).costs.values())
 
 

@@ -173,6 +173,11 @@ def test_looking_does_not_disturb(quick, straight, tmp_path):
     assert [line for line in lines(looked) if "loss" in line] == [line for line in lines(straight) if "loss" in line]
 
 
+def test_a_run_that_ends_before_its_first_log_has_a_speed(quick, tmp_path):
+    summary = train_codec(tmp_path, quick(steps=2, log_every=10), Console(file=io.StringIO()))
+    assert summary.images_per_second > 0
+
+
 def test_minutes_end_a_run(quick, tmp_path):
     summary = train_codec(tmp_path, quick(steps=10**6, minutes=0.01), Console(file=io.StringIO()))
     assert 1 <= summary.steps < 1_000

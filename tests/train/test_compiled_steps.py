@@ -11,11 +11,13 @@ import torch
 from accelerate import Accelerator
 from torch import nn
 
-from maskless.checkpoint import NETWORKS, Model
+from maskless.checkpoint import NETWORKS
 from maskless.ema import EMA
 from maskless.nn.partition import PartitionConfig, PartitionTransformer
-from maskless.train import captured, distill_run, loop
-from maskless.train.loop import MODELS, TEXT_MODELS, Progress, compile_layers, train
+from maskless.train import captured, loop
+from maskless.train.distill import Stride, Teacher, teaching
+from maskless.train.distill_loss import LOSSES
+from maskless.train.loop import MODELS, TEXT_MODELS, Progress, compile_layers, take_steps, train
 
 CPU = torch.device("cpu")
 
@@ -79,21 +81,19 @@ def test_compiling_again_is_told_once(data, configure):
     assert text.startswith("layers were compiled again after the first steps, which costs time")
 
 
-@pytest.mark.parametrize(
-    ("model", "groups", "compiled"), [("pgm", "one", False), ("pgm", "two", None), ("mdlm", "one", None)]
-)
-def test_students_whose_contexts_vary_in_size_are_not_compiled(data, configure, tmp_path, model, groups, compiled):
-    """None: on CUDA only. What is asked for is done."""
-    config = configure(model)
-    make_config, make = NETWORKS[MODELS[model][0]]
-    Model(make(make_config(**config.network)), data.codec(), data.layout).save_pretrained(tmp_path / "teacher")
-
-    def settings(folder: str, **train) -> bool | None:
-        how = {"teacher_steps": 8, "groups": groups, "train": train}
-        return distill_run.begin(tmp_path / folder, str(tmp_path / "teacher"), data.folder, **how).train.compile
-
-    assert settings("plain") is compiled
-    assert settings("asked", compile=True) is True
+@pytest.mark.gpu
+@pytest.mark.parametrize("context", ["full", "ordered"])
+def test_on_a_gpu_students_of_one_group_are_not_compiled_again(data, configure, context):
+    """Their contexts have another size in each step."""
+    config = configure(steps=6, compile=True, context=context)
+    teacher, student = (PartitionTransformer(PartitionConfig(**config.network)).cuda() for _ in range(2))
+    torch._dynamo.reset()
+    compile_layers(student, config.train, torch.device("cuda"))
+    rows, stride = data.split("train"), Stride(share=0.25, ratio=2)
+    work = teaching(Teacher(teacher), LOSSES["tv"], rows, config.train, stride, "one", pinned=True)
+    optimizer = torch.optim.AdamW(student.parameters(), weight_decay=0.0, fused=True)
+    counts = [graphs() for _ in take_steps(student, optimizer, work, config.train, Accelerator())]
+    assert counts[2:] == [counts[2]] * 4
 
 
 @pytest.mark.gpu

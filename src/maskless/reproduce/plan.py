@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import re
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -233,12 +232,18 @@ class _Planner:
         if not isinstance(work, Texts | Answers) or not work.distilled:
             return model, trained, data, differs
         to = model.with_name(f"{model.name}-distilled")
-        words = ("distill", model, "--data", data.folder, "--out", to, "--groups", "one", *self.scale.distill)
-        name = self.add(f"distill-{model.name}", *words, "--resume", "--json", needs=(trained,))
+        words, cost = (
+            ["distill", model, "--data", data.folder, "--out", to, "--groups", "one", *self.scale.distill],
+            None,
+        )
         if self.scale.is_paper:
-            case, sequences = self.costs[trained].case, math.prod(int(number) for number in self.scale.distill[1::2])
+            case, (rounds, steps, batch) = self.costs[trained].case, map(int, self.scale.distill[1::2])
             groups = 2 if case.model == "pgm" else 1  # in a step of training; one is distilled
-            self.costs[name] = Cost(case, sequences // groups, passes=RATIO)
+            cost = Cost(case, rounds * steps * batch // groups, passes=RATIO)
+            words += ["--accumulate", max(1, batch // (self.request.processes * case.batch))]
+        name = self.add(f"distill-{model.name}", *words, "--resume", "--json", needs=(trained,))
+        if cost is not None:
+            self.costs[name] = cost
         return to, name, data, differs + ("" if self.scale.is_paper else f"; distill {' '.join(self.scale.distill)}")
 
     def trained(self, name: str, weights: str = "") -> tuple[Path, str, Data, str]:

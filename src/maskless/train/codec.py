@@ -244,6 +244,7 @@ def train_codec(folder: Path, config: CodecConfig, console: Console) -> CodecSum
         f"factor {config.codec.factor}, {config.codec.codes:,} codes, {run.trainer.device.type}{resumed}",
     )
     share, done = share_done(config, run.start, run.clock), run.start
+    begin = (run.start, run.clock.seconds)
     with progress_bar(console) as bar:
         task = bar.add_task("training", total=1.0, text="starting")
         with Interruption() as interruption:
@@ -264,7 +265,8 @@ def train_codec(folder: Path, config: CodecConfig, console: Console) -> CodecSum
         if done == run.start:  # all was done: a kill may have come between the last state and its codec
             run.save(done)
         seconds = run.clock.seconds
-        speed = config.batch * (done - first[0]) / (seconds - first[1]) if first and seconds > first[1] else 0.0
+        since = first if first is not None and first[0] < done else begin  # a short run is all warm-up
+        speed = config.batch * (done - since[0]) / max(1e-9, seconds - since[1])
         bar.update(task, completed=1.0, text="evaluating")
         quality = run.evaluate(done)
         bar.update(task, text=f"{speed:>7,.0f} images/s")

@@ -166,9 +166,6 @@ def begin(
         "groups": "two" if model.kind == "partition" else "one",
     }
     config = DistillConfig(train=settings, **derived | how)
-    if settings.compile is None and model.kind == "partition" and config.groups == "one":
-        # Its contexts have another size in each step, and on CUDA code is compiled for one size.
-        config = dataclasses.replace(config, train=dataclasses.replace(settings, compile=False))
     if config.teacher_steps > prepared.length:
         raise ValueError(f"teacher_steps {config.teacher_steps} is out of range: expected 1 to {prepared.length}")
     processes().wait_for_everyone()  # all have seen that the folder is free

@@ -114,7 +114,7 @@ def _meta(q: Tensor, bounds: Tensor, causal: bool) -> dict[str, Any]:
 
 @attend_turned.register_fake
 def _(x, memory, q_turn, k_turn, q_bounds, k_bounds, causal):
-    (T, _, h, d), Tk = x.shape, len(x if memory is None else memory)
+    (T, _, h, d), Tk = x.shape, (x if memory is None else memory).shape[0]  # `len` would fix it in what is compiled
     return x.new_empty(T, h, d), x.new_empty(h, T, dtype=float32), x.new_empty(T, h, d), x.new_empty(Tk, h, d)
 
 

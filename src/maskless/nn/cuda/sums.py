@@ -83,7 +83,7 @@ def sum_segments(x: Tensor, bounds: Tensor) -> Tensor:
 
 @sum_segments.register_fake
 def _(x: Tensor, bounds: Tensor) -> Tensor:
-    return x.new_empty(len(bounds) - 1, x.shape[1])
+    return x.new_empty(bounds.shape[0] - 1, x.shape[1])
 
 
 @triton.jit
