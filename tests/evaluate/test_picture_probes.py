@@ -115,9 +115,9 @@ def test_the_command_finds_a_leak_out(command, monkeypatch):
 @pytest.mark.parametrize(
     ("words", "says"),
     [
-        ("--what leak --data x", "--data does not go with --what leak: a model of pictures is probed on random codes"),
+        ("--what leak --data x", "--data does not go with --what leak: pictures are probed on random codes"),
         ("--what leak --reference x", "--reference does not go with --what leak"),
-        ("--what leak --steps 4", "--steps goes with --what genppl or orders, not with leak"),
+        ("--what leak --steps 4", "--steps does not go with --what leak"),
         ("--what leak --sequences 0", "sequences 0 is out of range: expected 1 or more"),
         ("--what variance", "--what variance: expected leak or nothing, since this is a model of pictures"),
         ("--what bound,leak", "--what bound,leak: expected leak or nothing"),

@@ -10,7 +10,7 @@ import pytest
 from PIL import Image
 from rich.console import Console
 
-from maskless.train.report import Metrics, _smooth, or_unknown, plot_losses, progress_bar, read_metrics
+from maskless.train.report import Metrics, Speed, _smooth, or_unknown, plot_losses, progress_bar, read_metrics
 
 
 def test_lines_come_back_as_they_were_added(tmp_path):
@@ -94,3 +94,11 @@ def test_the_bar_shows_its_text_where_it_is_wanted():
         with progress_bar(Console(file=file, width=120), enabled=enabled) as bar:
             bar.add_task("training", total=1.0, text="loss 3.14", completed=0.5)
         assert (("50%" in file.getvalue()) and ("loss 3.14" in file.getvalue())) == enabled
+
+
+def test_a_speed_leaves_out_what_warms_up():
+    speed = Speed(10, step=4, seconds=1.0)
+    assert speed.look(6, 11.0) == 2  # the first look: all there is
+    assert speed.look(6, 11.0) == 2  # and the end of a run that stops there
+    assert speed.look(16, 13.0) == 50
+    assert Speed(10, step=4, seconds=1.0).look(4, 1.0) == 0

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from maskless.cli import evaluate_tables as tables
 from maskless.cli import show
 from maskless.cli.evaluate_text import Asked, check_files, evaluate_text, whole_numbers
 from maskless.cli.generate import JSON, MODEL, TOKENIZER, refuse
@@ -121,12 +122,10 @@ def evaluate(
         evaluate_text(model, loaded, Asked(seed=seed, as_json=as_json, given=given))
         return
     if what == "leak":
-        for name, value in (of_pictures | {"data": data, "split": split}).items():
-            if value:
-                raise ValueError(
-                    f"--{name} does not go with --what leak: a model of pictures is probed on random codes"
-                )
-        evaluate_text(model, loaded, Asked(seed=seed, as_json=as_json, given=given))
+        for name, value in (given | of_pictures).items():
+            if value not in (None, False) and name not in ("what", "sequences"):
+                raise ValueError(f"--{name} does not go with --what leak: pictures are probed on random codes")
+        _leak(loaded, 4 if sequences is None else sequences, seed, as_json)
         return
     if what is not None:
         raise ValueError(f"--what {what}: expected leak or nothing, since this is a model of pictures")
@@ -154,6 +153,30 @@ def evaluate(
         **drawn,
         how=chosen,
     )
+
+
+def _leak(model: Model, sequences: int, seed: int, as_json: bool) -> None:
+    """Probe a model of pictures, on random codes behind a BOS and with its classes in turn."""
+    import torch
+    from accelerate import PartialState
+
+    from maskless.evaluate.leak import leak
+    from maskless.evaluate.likelihood import check_positive
+    from maskless.images import class_ids, codec_of
+    from maskless.objective import pgm_arccos
+
+    check_positive(sequences=sequences)
+    codes, generator = codec_of(model).codes, torch.Generator().manual_seed(seed)
+    tokens = torch.randint(0, codes, (sequences, model.config.length), generator=generator)
+    tokens[:, 0] = codes + 1  # BOS, after the codes and the mask
+    labels = None if model.config.classes is None else class_ids(model, None, sequences)
+    found = leak(model.network, tokens, vocab=codes, objective=pgm_arccos, labels=labels, seed=seed)
+    if not PartialState().is_main_process:
+        return
+    if as_json:
+        print(json_text({"leak": found.as_dict()}))
+    else:
+        tables.leak(found)
 
 
 def _evaluate_pictures(

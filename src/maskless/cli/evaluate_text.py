@@ -274,24 +274,17 @@ def _leak(model: Model, corpora: list[Corpus], asked: Asked) -> Measured:
 
     from maskless.evaluate.leak import leak
     from maskless.evaluate.likelihood import check_positive, spread
-    from maskless.images import class_ids, codec_of
-    from maskless.objective import pgm_arccos
 
     sequences = asked.get("sequences", 4)
     check_positive(sequences=sequences)
-    codec, how = _codec(model), dict[str, Any]()
+    codec = _codec(model)
     vocab = model.config.vocab if codec is None else min(codec.vocab, model.config.vocab)
-    if model.layout == "image":
-        vocab, labels = codec_of(model).codes, class_ids(model, None, sequences)
-        how = {"objective": pgm_arccos, "labels": None if model.config.classes is None else labels}
     if corpora:
         tokens = corpora[0].rows.rows(spread(len(corpora[0].rows), sequences))
     else:
         generator = torch.Generator().manual_seed(asked.seed)
         tokens = torch.randint(0, vocab, (sequences, model.config.length), generator=generator)
-    if model.layout == "image":
-        tokens[:, 0] = vocab + 1  # BOS, after the codes and the mask
-    found = leak(model.network, tokens, vocab=vocab, seed=asked.seed, **how)
+    found = leak(model.network, tokens, vocab=vocab, seed=asked.seed)
     return Measured(found.as_dict(), lambda: tables.leak(found))
 
 

@@ -28,7 +28,7 @@ from maskless.nn import autocast
 from maskless.train.codec_loop import CodecConfig, CodecStep, Trainer, share_done, train_steps
 from maskless.train.interruption import Interruption
 from maskless.train.loop import Clock, is_due
-from maskless.train.report import Metrics, or_unknown, progress_bar
+from maskless.train.report import Metrics, Speed, or_unknown, progress_bar
 from maskless.train.state import dump, saved
 
 MOST_TESTED = 1_024  # of the images that are held out
@@ -235,7 +235,7 @@ class CodecRun:
 def train_codec(folder: Path, config: CodecConfig, console: Console) -> CodecSummary:
     """Train from the newest state in the folder, or from the start, to the end, showing progress."""
     images, held_out = read_pictures(config, console)
-    run, first = CodecRun(folder, config, images, held_out), None
+    run = CodecRun(folder, config, images, held_out)
     size = sum(p.numel() for p in run.trainer.codec.parameters()) / 1e6
     resumed = f", resumed at step {run.start:,}" if run.start else ""
     _say(
@@ -244,16 +244,15 @@ def train_codec(folder: Path, config: CodecConfig, console: Console) -> CodecSum
         f"factor {config.codec.factor}, {config.codec.codes:,} codes, {run.trainer.device.type}{resumed}",
     )
     share, done = share_done(config, run.start, run.clock), run.start
-    begin = (run.start, run.clock.seconds)
+    speed = Speed(config.batch, run.start, run.clock.seconds)
     with progress_bar(console) as bar:
         task = bar.add_task("training", total=1.0, text="starting")
         with Interruption() as interruption:
             for step in run:
                 done, last = step.step, step.share >= 1
                 if (loss := run.log(step)) is not None:
-                    first = first or (done, run.clock.seconds)  # the first steps warm up
-                    speed = config.batch * (done - first[0]) / max(1e-9, run.clock.seconds - first[1])
-                    bar.update(task, completed=step.share, text=f"loss {loss:6.3f}  {speed:>7,.0f} images/s")
+                    seen = speed.look(done, run.clock.seconds)
+                    bar.update(task, completed=step.share, text=f"loss {loss:6.3f}  {seen:>7,.0f} images/s")
                 if is_due(config.evaluate_every, step, share) and not last:
                     _say(console, f"  step {done:,}: {described(run.evaluate(done))}")
                 interrupted = interruption.asked  # read once: Ctrl-C may come between the lines
@@ -265,15 +264,14 @@ def train_codec(folder: Path, config: CodecConfig, console: Console) -> CodecSum
         if done == run.start:  # all was done: a kill may have come between the last state and its codec
             run.save(done)
         seconds = run.clock.seconds
-        since = first if first is not None and first[0] < done else begin  # a short run is all warm-up
-        speed = config.batch * (done - since[0]) / max(1e-9, seconds - since[1])
+        seen = speed.look(done, seconds)
         bar.update(task, completed=1.0, text="evaluating")
         quality = run.evaluate(done)
-        bar.update(task, text=f"{speed:>7,.0f} images/s")
+        bar.update(task, text=f"{seen:>7,.0f} images/s")
     run.close()
     codec = read_codec(folder / "codec")
     assert isinstance(codec, VQ)
-    return CodecSummary(codec, quality, done, seconds, speed)
+    return CodecSummary(codec, quality, done, seconds, seen)
 
 
 def described(quality: Quality) -> str:

@@ -34,6 +34,21 @@ def progress_bar(console: Console, *, enabled: bool = True) -> Progress:
     )
 
 
+class Speed:
+    """How many tokens or images a run takes in a second."""
+
+    def __init__(self, each: int, step: int, seconds: float):
+        """each: of a step; step, seconds: where the run begins."""
+        self.each, self.begin = each, (step, seconds)
+        self.first: tuple[int, float] | None = None
+
+    def look(self, step: int, seconds: float) -> float:
+        """So far, without the steps before the first look, which warm up; without steps after it, over all."""
+        since = self.first if self.first is not None and self.first[0] < step else self.begin
+        self.first = self.first or (step, seconds)
+        return self.each * (step - since[0]) / max(1e-9, seconds - since[1])
+
+
 class Metrics:
     """Lines of metrics.jsonl, one per logged step; a resumed run goes on after the step it resumes from."""
 

@@ -34,7 +34,7 @@ from maskless.nn.blocks import open_gates
 from maskless.train import state
 from maskless.train.interruption import Interruption
 from maskless.train.loop import MODELS, Clock, Progress, TrainConfig, compile_layers, is_due, share_done, train
-from maskless.train.report import Metrics, or_unknown, plot_losses, progress_bar
+from maskless.train.report import Metrics, Speed, or_unknown, plot_losses, progress_bar
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -236,8 +236,7 @@ def complete(this: Run, console: Console, *, name: str) -> Summary:
         f"[bold]{name}[/]: {settings.model}, {this.parameters / 1e6:.1f} M parameters, batch {settings.batch} x "
         f"{this.data.length}, {this.accelerator.device.type}{together}{resumed}",
     )
-    tokens, done, first = settings.batch * this.data.length, this.start, None
-    begin = (this.start, this.clock.seconds)
+    done, speed = this.start, Speed(settings.batch * this.data.length, this.start, this.clock.seconds)
     share = share_done(settings, this.start, this.clock, this.accelerator)
     with progress_bar(console, enabled=this.main) as bar:
         task = bar.add_task(name, total=1.0, text="starting")
@@ -245,9 +244,8 @@ def complete(this: Run, console: Console, *, name: str) -> Summary:
             for step in this:
                 done = step.step
                 if (loss := this.log(step)) is not None:
-                    first = first or (done, this.clock.seconds)  # the first steps compile and warm up
-                    speed = tokens * (done - first[0]) / max(1e-9, this.clock.seconds - first[1])
-                    bar.update(task, completed=step.share, text=f"loss {loss:6.3f}  {speed:>9,.0f} tokens/s")
+                    tokens = speed.look(done, this.clock.seconds)
+                    bar.update(task, completed=step.share, text=f"loss {loss:6.3f}  {tokens:>9,.0f} tokens/s")
                 last = step.share >= 1
                 if is_due(settings.evaluate_every, step, share) and not last:
                     measured = this.evaluate(done, 256)
@@ -264,17 +262,16 @@ def complete(this: Run, console: Console, *, name: str) -> Summary:
         if done == this.start:  # all was done: a kill may have come between the last state and its model
             this.save_model()
         seconds = this.clock.seconds
-        since = first if first is not None and first[0] < done else begin  # a short run is all warm-up
-        speed = tokens * (done - since[0]) / max(1e-9, seconds - since[1])
+        tokens = speed.look(done, seconds)
         bar.update(task, completed=1.0, text="evaluating")
         measured = this.evaluate(done, 2048 if this.accelerator.device.type == "cuda" else 512)
         bar.update(task, text="sampling")
         samples = this.samples(2)
-        bar.update(task, text=f"{speed:>9,.0f} tokens/s")
+        bar.update(task, text=f"{tokens:>9,.0f} tokens/s")
     this.close()
     this.ema.moved_into(this.network.parameters())  # what is given back is what was measured and saved
     this.model.network.eval()
-    return Summary(this.model, measured, samples, done, seconds, speed)
+    return Summary(this.model, measured, samples, done, seconds, tokens)
 
 
 def _say(this: Run, console: Console, text: str) -> None:
