@@ -8,6 +8,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from maskless.checkpoint import Model
+from maskless.logits import row_keys
 from maskless.objective import OBJECTIVES, bound, loss, paper_bound
 from maskless.problems import Problems, dense
 from objective_tasks import ROW, UNBIASED, L, V, by_row, near, task_of, uniform_network
@@ -189,6 +190,18 @@ def test_a_causal_network_is_scored_exactly(tiny):
     known = torch.arange(L).expand_as(tokens) < 2
     prompt = causal_log_probability(network, tokens[:, :2])
     torch.testing.assert_close(-bound(network, tokens, known), score - prompt, atol=1e-5, rtol=0)
+
+
+def test_a_row_with_a_key_is_split_by_it_alone(tiny):
+    network = tiny("position", scale=0.5, length=L, vocab=V)
+    keys = row_keys(3, torch.arange(40))
+    together = bound(network, ROW.repeat(40, 1), samples=2, keys=keys)
+    alone = [bound(network, ROW[None], samples=2, seed=9, keys=keys[i : i + 1]) for i in (0, 7, 39)]
+    torch.testing.assert_close(torch.cat(alone), together[[0, 7, 39]], atol=1e-5, rtol=0)
+    assert len({round(float(score), 4) for score in together}) > 5
+    table = Table(network)
+    many = bound(table, ROW.repeat(20_000, 1), samples=2, keys=row_keys(0, torch.arange(20_000)))
+    assert near(many, table.exact())
 
 
 def test_a_causal_network_does_not_score_a_gap_with_text_behind_it(tiny):

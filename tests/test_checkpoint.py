@@ -119,7 +119,15 @@ def test_a_config_of_other_sizes_is_one_clear_line(saved):
 
 @pytest.mark.parametrize(
     "change",
-    [{"classes": 5}, {"classes": [1]}, {"layout": "foo"}, {"network": {"heads": 0}}, {"network": {"condition": -5}}],
+    [
+        {"classes": 5},
+        {"classes": [1]},
+        {"layout": "foo"},
+        {"network": {"heads": 0}},
+        {"network": {"width": 0}},
+        {"network": {"width": 15}},
+        {"network": {"condition": -5}},
+    ],
     ids=str,
 )
 def test_a_config_with_odd_values_is_one_clear_line(saved, change):

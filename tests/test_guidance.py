@@ -53,8 +53,8 @@ def test_constant_guidance_samples_from_the_combined_logits(sampler, weight):
 
 @pytest.mark.parametrize("sampler", SAMPLERS)
 @pytest.mark.parametrize("steps", [1, 2, 4])
-def test_a_ramp_grows_from_nothing_to_the_whole_weight(sampler, steps):
-    weights = iter([3.0 * s / max(1, steps - 1) for s in range(steps)])
+def test_a_ramp_grows_from_nothing_to_the_whole_weight_and_a_single_step_has_it_all(sampler, steps):
+    weights = iter([3.0 * s / (steps - 1) for s in range(steps)] if steps > 1 else [3.0])
     expected = run(sampler, lambda problems: combined(problems, next(weights)), steps=steps)
     assert next(weights, None) is None
     assert torch.equal(run(sampler, labelled, steps=steps, guidance=Guidance(weight=3.0, dropped=DROPPED)), expected)

@@ -16,6 +16,14 @@ from nn.reference import parameters, random_state
 from official_logits import LENGTH, PGM, difference, one_line
 
 
+@pytest.mark.parametrize("content", [b"First Citizen:\nBefore we proceed", b"(lp0\n.", b'{"a": 1}', b""])
+def test_a_file_that_begins_as_no_checkpoint_is_not_read_as_one(tmp_path, content):
+    path = tmp_path / "my.txt"
+    path.write_bytes(content)
+    with pytest.raises(ValueError, match=r"my\.txt is damaged or not a checkpoint: neither an archive nor a pickle"):
+        official.read(path)
+
+
 @pytest.mark.parametrize("content", [b"hello, world", b"PK\x03\x04 but no archive", b"\x80\x04."])
 def test_a_file_of_something_else_is_one_clear_line(tmp_path, content):
     path = tmp_path / "file.ckpt"

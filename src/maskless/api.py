@@ -9,10 +9,13 @@ from typing import Any
 import torch
 
 from maskless import official
-from maskless.checkpoint import Model
+from maskless.checkpoint import FILES, Model
 from maskless.codec.text import codec
 from maskless.images import ImageHow, Picture, fill_image, generate_images
 from maskless.texts import How, OnStep, Sampled, Text, check_model, fill_text, generate_texts, log_likelihood
+
+OF_TEXT = ("prompt", "length", "first", "numbers", "refresh", "revise")
+OF_PICTURES = ("labels", "label", "guidance", "schedule", "noise", "warmup")
 
 __all__ = ["How", "ImageHow", "Picture", "Sampled", "Text", "fill", "generate", "load", "log_likelihood"]
 
@@ -31,6 +34,10 @@ def load(
     tokenizer of a model that brings none ("gpt2", "bert", "bytes", a file).
     """
     path = Path(name)
+    if device is not None:
+        _check_device(device)
+    if path.name in FILES and (path.parent / "config.json").is_file():
+        raise ValueError(f"{name} is a part of a model: give its folder, {path.parent}")
     if path.is_file():
         network = official.read(path, weights=weights, queries=queries)
         layout = "wrapped" if getattr(network.config, "classes", None) is None else "image"
@@ -66,9 +73,11 @@ def generate(
     """
     check_model(model)
     if model.layout == "image":
+        _refuse(how, OF_TEXT, "text", "pictures")
         return generate_images(model, labels, n, on_step=on_step, **how)
     if labels is not None:
         raise ValueError("labels are for models of pictures: this is one of text")
+    _refuse(how, OF_PICTURES, "pictures", "text")
     return generate_texts(model, 1 if n is None else n, on_step=on_step, **how)
 
 
@@ -78,5 +87,23 @@ def fill(model: Model, what: Any, *, known: Any = None, on_step: OnStep | None =
     """
     check_model(model)
     if model.layout == "image":
+        _refuse(how, OF_TEXT, "text", "pictures")
         return fill_image(model, what, known, on_step=on_step, **how)
+    _refuse(how, OF_PICTURES, "pictures", "text")
     return fill_text(model, what, known=known, on_step=on_step, **how)
+
+
+def _refuse(how: dict[str, Any], names: Sequence[str], kind: str, model: str) -> None:
+    """Raise a ValueError about a keyword that does not concern this kind of model."""
+    for name in names:
+        if name in how:
+            raise ValueError(f"{name}= is for models of {kind}: this is one of {model}")
+
+
+def _check_device(device: str | torch.device) -> None:
+    """Raise a ValueError about a device that is not here."""
+    try:
+        torch.empty(0, device=device)
+    except (AssertionError, RuntimeError, TypeError) as error:  # a torch without CUDA asserts
+        reason = (str(error).splitlines() or [type(error).__name__])[0]
+        raise ValueError(f"device {str(device)!r} cannot be used: {reason}") from None

@@ -180,7 +180,7 @@ def _read_network(folder: Path) -> tuple[nn.Module, str, list[str]]:
             raise TypeError(f"layout {layout!r}, classes {classes!r}")
     except FileNotFoundError:
         raise ValueError(f"{folder} is not a model folder: it has no config.json") from None
-    except (json.JSONDecodeError, UnicodeDecodeError, KeyError, TypeError, RuntimeError, ArithmeticError) as error:
+    except (ValueError, KeyError, TypeError, RuntimeError, ArithmeticError) as error:
         raise ValueError(f"{folder / 'config.json'} is not a maskless config: {error!r}") from None
     file = folder / "model.safetensors"
     try:

@@ -7,8 +7,10 @@ Shapes: B pictures, h x w cells of the grid, L = 1 + h*w, H x W pixels.
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -19,7 +21,7 @@ from torch import Tensor
 from maskless.checkpoint import Model, check_ids
 from maskless.codec.vq import ImageCodec, to_images, to_pixels
 from maskless.engine import engine_of, serves
-from maskless.logits import row_keys
+from maskless.logits import check_seed, row_keys
 from maskless.nn import autocast
 from maskless.order import COUNTS, ORDERS, Order, after_lead, halton
 from maskless.sampling import (
@@ -66,8 +68,7 @@ class ImageHow:
         ):
             if name not in known:
                 raise ValueError(f"unknown {what} {name!r}: expected one of {', '.join(known)}")
-        if not 0 <= self.seed < 1 << 63:
-            raise ValueError(f"seed {self.seed} is out of range: expected 0 to {(1 << 63) - 1}")
+        check_seed(self.seed)
 
 
 @dataclass(frozen=True, eq=False)
@@ -113,7 +114,7 @@ def generate_images(
 def fill_image(
     model: Model,
     image: Image.Image | np.ndarray,
-    known: np.ndarray | Tensor,
+    known: np.ndarray | Tensor | None,
     label: str | int | None = None,
     *,
     on_step: OnStep | None = None,
@@ -125,6 +126,8 @@ def fill_image(
     `ImageHow`.
     """
     settings, codec = ImageHow(**how), codec_of(model)
+    if known is None:
+        raise ValueError("known= is missing: expected a mask of the picture's pixels, true for those that stay")
     pixels, (h, w) = _pixels(image, codec.channels), grid_of(model)
     mask = torch.as_tensor(np.asarray(known, dtype=bool))
     H, W = h * codec.factor, w * codec.factor
@@ -151,16 +154,25 @@ def class_ids(model: Model, labels: Sequence[str | int] | str | int | None, n: i
         return dropped(model, n) if count is None or unnamed else torch.arange(n) % count
     if count is None:
         raise ValueError("this model knows no classes: expected no labels")
-    labels = [labels] if isinstance(labels, str | int) else labels
+    given: Any = labels.tolist() if isinstance(labels, Tensor | np.ndarray | np.generic) else labels
+    labels = list(given) if isinstance(given, Iterable) and not isinstance(given, str) else [given]
     if n is not None and n != len(labels):
         raise ValueError(f"n {n} and {len(labels)} labels: expected one of the two")
     names = {name: i for i, name in enumerate(model.classes)}
-    for label in labels:
-        if isinstance(label, str) and label not in names:
-            raise ValueError(f"unknown label {label!r}: expected one of {', '.join(names) or f'0 to {count - 1}'}")
-    ids = torch.tensor([names[label] if isinstance(label, str) else label for label in labels], dtype=torch.long)
+    ids = torch.tensor([_class_id(label, names, count) for label in labels], dtype=torch.long)
     check_ids("label", ids, count)
     return ids
+
+
+def _class_id(label: Any, names: dict[str, int], count: int) -> int:
+    if isinstance(label, str):
+        if label not in names:
+            raise ValueError(f"unknown label {label!r}: expected one of {', '.join(names) or f'0 to {count - 1}'}")
+        return names[label]
+    try:
+        return operator.index(label)  # a whole number of any library
+    except TypeError:
+        raise ValueError(f"a label is {label!r}: expected a name, or a whole number from 0 to {count - 1}") from None
 
 
 def dropped(model: Model, n: int) -> Tensor:
@@ -247,6 +259,8 @@ def _pixels(image: Image.Image | np.ndarray, channels: int) -> np.ndarray:
     """A picture as bytes.  -> (1, H, W, C)"""
     if isinstance(image, Image.Image):
         image = np.asarray(image.convert("L" if channels == 1 else "RGB"))
+    if isinstance(image, str | Path):
+        raise ValueError(f"a picture is {str(image)!r}: expected a PIL image (Image.open), or bytes (uint8)")
     array = np.array(image)  # a copy: that of a PIL image cannot be written to, which torch does not like
     if array.dtype != np.uint8:
         raise ValueError(f"a picture of {array.dtype}: expected bytes (uint8) or a PIL image")

@@ -94,6 +94,12 @@ def uniforms(keys: Tensor, columns: Tensor, purpose: int) -> Tensor:
     return (_shift(bits, 11)).double() * 2.0**-53
 
 
+def check_seed(seed: int) -> None:
+    """Raise a ValueError about a seed that no generator takes."""
+    if not 0 <= seed < 1 << 63:
+        raise ValueError(f"seed {seed} is out of range: expected 0 to {(1 << 63) - 1}")
+
+
 def row_keys(seed: int, samples: Tensor) -> Tensor:
     """The keys of the rows of a call: one per seed and sample number.  (B,) -> (B,) int64"""
     return _shift(_mix(_mix(torch.full_like(samples, seed)) + samples), 4)

@@ -18,11 +18,14 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from maskless.logits import uniforms
 from maskless.nn import Network
 from maskless.nn.causal import CausalTransformer
 from maskless.nn.loss import answer_costs
 from maskless.problems import Offsets, Problems, partition, split
 from maskless.schedule import bounded, released, stratified
+
+SHIFT, SPLIT = range(2)  # purposes of random numbers
 
 
 @dataclass(frozen=True)
@@ -171,6 +174,7 @@ def bound(
     labels: Tensor | None = None,
     samples: int = 8,
     seed: int = 0,
+    keys: Tensor | None = None,
 ) -> Tensor:
     """A variational bound on -log p(unknown tokens | known tokens) of each sequence, in nats.  (B, L) -> (B,) float64
 
@@ -178,6 +182,7 @@ def bound(
     the `samples` shows a random n (stratified over 0 to m-1) and lets both groups predict each other, which counts n
     and m-n at once; a model that gives every token the same cost has no variance at all. A causal network is exact.
     counted (B, L): which tokens' costs count (all but padding, say). labels (B,): of a network with classes.
+    keys (B,), from `row_keys`, take the seed's place: a row's splits then depend on its own key and no other row.
     """
     known = torch.zeros_like(tokens, dtype=torch.bool) if known is None else known
     counted = ~known if counted is None else counted & ~known
@@ -189,9 +194,15 @@ def bound(
     given, m = known.sum(1), (~known).sum(1)
     total = torch.zeros(len(tokens), dtype=torch.float64)
     shift = torch.rand(len(tokens), generator=generator, dtype=torch.float64)
+    if keys is not None:
+        shift = uniforms(keys, torch.zeros_like(keys), SHIFT)
+    columns = torch.arange(tokens.shape[1])
     for sample in range(samples):
         n = (m * (sample + shift) / samples).long()  # shown to the first problem: 0 .. m-1
-        order = (torch.rand(tokens.shape, generator=generator) + (~known).float()).argsort(1)
+        u = torch.rand(tokens.shape, generator=generator)
+        if keys is not None:
+            u = uniforms(keys[:, None], sample * len(columns) + columns, SPLIT)
+        order = (u + (~known).float()).argsort(1)
         for part, context, targets in ((order, n, m - n), (_swapped(order, given, n, m), m - n, n)):
             problems, index = split(tokens, part, given + context, given + context + targets)
             problems = problems.labelled(labels)

@@ -309,6 +309,8 @@ def _load(file: Any, **kwargs: Any) -> Any:
 
 
 def _unpickle(path: Path) -> dict[str, Any]:
+    if path.is_file() and not _begins_as_one(path):
+        raise ValueError(f"{path} is damaged or not a checkpoint: neither an archive nor a pickle that torch wrote")
     module: Any = types.SimpleNamespace(Unpickler=_Unpickler, load=_load, __name__="maskless.official")
     try:
         if zipfile.is_zipfile(path) and "constants.pkl" in torch._C.PyTorchFileReader(str(path)).get_all_records():
@@ -323,6 +325,11 @@ def _unpickle(path: Path) -> dict[str, Any]:
     if not isinstance(content, dict) or not any(isinstance(content.get(name), dict) for name in states):
         raise ValueError(f"{path} is not a released checkpoint: it holds no state_dict")
     return content
+
+
+def _begins_as_one(path: Path) -> bool:
+    with path.open("rb") as file:
+        return file.read(1) in (b"P", b"\x80")  # of a ZIP archive, of a pickle
 
 
 def _plain(node: Any) -> Any:

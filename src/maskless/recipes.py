@@ -153,11 +153,11 @@ SHIPPED = {
     "decay": "cosine",
     "ema": 0.999,
 }
-_STORIES_ROWS: list[tuple[str, str, dict[str, Any], dict[str, Any]]] = [
-    ("stories", "pgm", {"context": "ordered", "swap": "residual"}, {"weights": "exact"}),
-    ("stories-full", "pgm", {"swap": "residual"}, {"weights": "exact"}),
-    ("stories-mdlm", "mdlm", {}, {}),
-    ("stories-ar", "ar", {}, {}),
+_STORIES_ROWS: list[tuple[str, str, dict[str, Any], dict[str, Any], float | None]] = [
+    ("stories", "pgm", {"context": "ordered", "swap": "residual"}, {"weights": "exact"}, 2.672),
+    ("stories-full", "pgm", {"swap": "residual"}, {"weights": "exact"}, None),
+    ("stories-mdlm", "mdlm", {}, {}, 2.554),
+    ("stories-ar", "ar", {}, {}, None),
 ]
 
 
@@ -170,10 +170,12 @@ def _stories() -> list[Recipe]:
             length=256,
             network={"width": 256, "layers": 6, "dropout": 0.0, **network},
             train={"model": model, **SHIPPED, **training},
-            source="our own",
+            goals=(Goal("perplexity", perplexity),) if perplexity else (),
+            ran="2026-11-15" if perplexity else Recipe.ran,
+            source="docs/results.md, one seed",
             hardware="one H200, 10 minutes at most",
         )
-        for name, model, network, training in _STORIES_ROWS
+        for name, model, network, training, perplexity in _STORIES_ROWS
     ]
 
 
@@ -233,63 +235,94 @@ def _imagenet() -> list[Recipe]:
     return recipes
 
 
-# name, images, pixels a side, the codec's sizes and training, what else the networks' training has
-_PICTURES_ROWS: list[tuple[str, str, int, dict[str, Any], dict[str, Any], str]] = [
-    (
+# Figures of 10,000 pictures in confidence order, 32 steps.  docs/results.md
+_CIFAR10_GOALS = {
+    "codec": (Goal("PSNR", 29.8),),
+    "pgm": (Goal("perplexity", 44.6), Goal("FID", 31.2, "w = 4")),
+    "pgm-ordered": (Goal("perplexity", 47.3),),
+    "maskgit": (Goal("perplexity", 46.8), Goal("FID", 29.3, "w = 4")),
+}
+_PICTURES64_GOALS = {
+    "codec": (Goal("PSNR", 22.0),),
+    "pgm": (Goal("perplexity", 179.5), Goal("FID", 54.2, "w = 8")),
+    "maskgit": (Goal("perplexity", 199.2), Goal("FID", 57.4, "w = 8")),
+}
+
+
+def _cifar10() -> list[Recipe]:
+    return _pictures(
         "cifar10",
         "cifar-10-batches-bin",
-        32,
-        {"factor": 2, "codes": 1024, "width": 64, "latent": 128},
-        {"steps": 4_000, "batch": 256, "learning_rate": 5e-4},
-        "one H200: codec 2 minutes, networks 10 minutes on a third of it",
-    ),
-    (
+        size=32,
+        codec={"factor": 2, "codes": 1024, "width": 64, "latent": 128},
+        train_codec={"steps": 4_000, "batch": 256, "learning_rate": 5e-4},
+        network={"width": 384, "layers": 12},
+        rope={},
+        train={"steps": 4_000, "learning_rate": 1e-3},
+        goals=_CIFAR10_GOALS,
+        hardware="one H200: codec 3 minutes, networks 10 minutes on a third of it",
+    )
+
+
+def _pictures64() -> list[Recipe]:
+    """For any folder of classes; the goals are those of 40 classes of Tiny ImageNet."""
+    return _pictures(
         "pictures64",
         "pictures64",
-        64,
-        {"factor": 4, "codes": 4096, "width": 64, "latent": 128},
-        {"steps": 5_000, "batch": 128, "learning_rate": 3e-4},
-        "one H200: codec 4 minutes, networks 10 minutes on a third of it",
-    ),
-]
-SHORT_PICTURES = {"steps": 4_000, "batch": 256, "learning_rate": 1e-3, "warmup": 200, "decay": "cosine"}
+        size=64,
+        codec={"factor": 4, "codes": 2048, "width": 64, "latent": 128},
+        train_codec={"steps": 2_500, "batch": 128, "learning_rate": 3e-4},
+        network={"width": 512, "layers": 12},
+        rope={"rope": "2d"},
+        train={"steps": 5_500, "learning_rate": 8e-4},
+        goals=_PICTURES64_GOALS,
+        hardware="one H200: codec 4 minutes, networks 13 minutes on half of it",
+    )
 
 
-def _pictures() -> list[Recipe]:
-    """A codec with 256 tokens a picture, and networks of 33 M parameters on them; pictures64: any folder of classes."""
-    recipes = []
-    for data, images, size, sizes, training, hardware in _PICTURES_ROWS:
-        common: dict[str, Any] = {"length": 257, "source": "our own", "hardware": hardware}
-        recipes.append(
-            Recipe(
-                name=f"{data}-codec",
-                command="train-codec",
-                prepare=images,
-                network=sizes,
-                train={"size": size, **training},
-                **common,
+def _pictures(
+    data: str,
+    images: str,
+    *,
+    size: int,
+    codec: dict[str, Any],
+    train_codec: dict[str, Any],
+    network: dict[str, Any],
+    rope: dict[str, Any],
+    train: dict[str, Any],
+    goals: dict[str, tuple[Goal, ...]],
+    hardware: str,
+) -> list[Recipe]:
+    """A codec with 256 tokens a picture, and networks of one size on them. rope: of the partition networks."""
+
+    def row(name: str, **fields: Any) -> Recipe:
+        known: dict[str, Any] = {"goals": goals[name], "ran": "2026-11-16"} if name in goals else {}
+        source = "docs/results.md, one seed"
+        return Recipe(name=f"{data}-{name}", length=257, source=source, hardware=hardware, **known, **fields)
+
+    settings = {"weights": "arccos", "batch": 256, "warmup": 200, "decay": "cosine", **train}
+    return [
+        row("codec", command="train-codec", prepare=images, network=codec, train={"size": size, **train_codec}),
+        *(
+            row(
+                name,
+                prepare=f"{images} --codec runs/{data}-codec --size {size} --flips",
+                network=network | more,
+                train={"model": model, **settings},
+                measure=f"{images}:train --steps 32 --order confidence --counts arccos-after-one --guidance 0,2,4,6,8",
             )
-        )
-        for name, model, network in (
-            ("pgm", "pgm", {}),
-            ("pgm-ordered", "pgm", {"context": "ordered"}),
-            ("maskgit", "maskgit", {}),
-            ("small", "pgm", {"context": "ordered", "width": 256, "layers": 8}),  # to be shipped
-        ):
-            recipes.append(
-                Recipe(
-                    name=f"{data}-{name}",
-                    prepare=f"{images} --codec runs/{data}-codec --size {size} --flips",
-                    network={"width": 384, "layers": 12, **network},
-                    train={"model": model, "weights": "arccos", **SHORT_PICTURES},
-                    measure=f"{images}:train --steps 64 --guidance 0,1,2,3,4",
-                    **common,
-                )
+            for name, model, more in (
+                ("pgm", "pgm", rope),
+                ("pgm-ordered", "pgm", rope | {"context": "ordered"}),
+                ("maskgit", "maskgit", {}),
+                ("small", "pgm", rope | {"context": "ordered", "width": 256, "layers": 8}),  # to be shipped
             )
-    return recipes
+        ),
+    ]
 
 
-RECIPES = {recipe.name: recipe for recipe in _paper() + _reviews() + _stories() + _imagenet() + _pictures()}
+_ALL = [_paper(), _reviews(), _stories(), _imagenet(), _cifar10(), _pictures64()]
+RECIPES = {recipe.name: recipe for recipes in _ALL for recipe in recipes}
 
 
 def recipe(name: str, command: str = "train") -> Recipe:

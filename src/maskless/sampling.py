@@ -109,10 +109,11 @@ class Plan:
     def progress(self) -> Tensor:
         """How far each row is in each step: 0 in the first that decides something, 1 in the last.  -> (B, K) float64
 
-        By a row's own steps: others in the batch may have more. A row with one step only is at 0.
+        By a row's own steps: others in the batch may have more. A row with one step only is at 1, its last.
         """
         busy = (self.ends.diff(dim=1) > 0).int()
         first, last = busy.argmax(1, keepdim=True), self.steps - 1 - busy.flip(1).argmax(1, keepdim=True)
+        first = first - (first == last).int()
         return ((torch.arange(self.steps) - first) / (last - first).clamp_min(1).double()).clamp(0, 1)
 
     def came(self) -> Tensor:

@@ -15,7 +15,7 @@ from torch import Tensor
 from maskless.checkpoint import Model, check_ids
 from maskless.codec.text import TextCodec, parse_gaps, starts_with_space
 from maskless.engine import engine_of, serves
-from maskless.logits import row_keys
+from maskless.logits import check_seed, row_keys
 from maskless.nn import autocast
 from maskless.nn.causal import CausalTransformer
 from maskless.objective import bound
@@ -71,8 +71,7 @@ class How:
             raise ValueError(f"refresh {self.refresh} is out of range: expected 1 or more")
         if self.revise < 0:
             raise ValueError(f"revise {self.revise} is out of range: expected 0 (none) or more rounds")
-        if not 0 <= self.seed < 1 << 63:
-            raise ValueError(f"seed {self.seed} is out of range: expected 0 to {(1 << 63) - 1}")
+        check_seed(self.seed)
 
 
 def generate_texts(
@@ -131,19 +130,21 @@ def fill_text(
     text: str | Sequence[str] | Tensor,
     *,
     known: Tensor | None = None,
+    numbers: Tensor | None = None,
     on_step: OnStep | None = None,
     **how: Any,
 ) -> Any:
     """A text with its gaps filled: "The [8] sat on [12]." has gaps of 8 and 12 tokens, decided in any order.
 
-    A list of texts gives a list. Token ids (B, L) with a mask `known` of those that stay give a `Sampled`. A text's
-    result does not depend on the texts beside it. The other keywords are those of `How`.
+    A list of texts gives a list. Token ids (B, L) with a mask `known` of those that stay give a `Sampled`; numbers (B,)
+    says which sample of the seed each row is (0 to B-1). A text's result does not depend on the texts beside it.
+    The other keywords are those of `How`.
     """
     settings = How(**how)
     if isinstance(text, Tensor):
-        return _fill_tokens(model, text, known, settings, on_step)
-    if known is not None:
-        raise ValueError("known= goes with token ids; a text marks its gaps itself, as in 'The [8] sat.'")
+        return _fill_tokens(model, text, known, numbers, settings, on_step)
+    if known is not None or numbers is not None:
+        raise ValueError("known= goes with token ids, as numbers= does; a text marks its gaps itself: 'The [8] sat.'")
     given = [text] if isinstance(text, str) or not isinstance(text, Iterable) else text
     templates = [parse_gaps(_codec(model), one) for one in given]
     if not templates:
@@ -184,11 +185,12 @@ def log_likelihood(
     if not isinstance(tokens, Tensor):
         raise ValueError(f"tokens is a {type(tokens).__name__}: expected one text, or a tensor of token ids (B, L)")
     single = tokens.ndim == 1
-    known = torch.zeros_like(tokens, dtype=torch.bool) if known is None else known.bool()
+    known = torch.zeros_like(tokens, dtype=torch.bool) if known is None else torch.as_tensor(known).bool()
     tokens, known = (x.cpu()[None] if single else x.cpu() for x in (tokens, known))
     _check_rows(model, tokens, known)
     if samples < 1:
         raise ValueError(f"samples {samples} is out of range: expected 1 or more")
+    check_seed(seed)
     with _evaluating(model):
         score = -bound(model.network, tokens, known, samples=samples, seed=seed)
     return score[0] if single else score
@@ -201,12 +203,17 @@ def check_model(model: object) -> None:
         raise ValueError(f"model is {given}: expected what maskless.load gives")
 
 
-def _fill_tokens(model: Model, tokens: Tensor, known: Tensor | None, settings: How, on_step: OnStep | None) -> Sampled:
+def _fill_tokens(
+    model: Model, tokens: Tensor, known: Tensor | None, numbers: Tensor | None, settings: How, on_step: OnStep | None
+) -> Sampled:
     if known is None or known.shape != tokens.shape or tokens.ndim != 2:
         raise ValueError("token ids to fill are (B, L), with known= a mask of the same shape")
     tokens, known = tokens.cpu().clone(), known.cpu().bool()
     _check_rows(model, tokens, known, only_known=True)
-    keys = row_keys(settings.seed, torch.arange(len(tokens)))
+    numbers = torch.arange(len(tokens)) if numbers is None else numbers.cpu()
+    if numbers.shape != (len(tokens),):
+        raise ValueError(f"numbers {tuple(numbers.shape)} of {len(tokens)} rows: expected one for each")
+    keys = row_keys(settings.seed, numbers)
     return _sample(model, tokens, known, ~known, keys, settings, on_step)
 
 
@@ -215,6 +222,8 @@ def _check_rows(model: Model, tokens: Tensor, known: Tensor, *, only_known: bool
         raise ValueError(f"tokens {tuple(tokens.shape)}, known {tuple(known.shape)}: expected (B, L) for both")
     if tokens.shape[1] > model.config.length:
         raise ValueError(f"rows of {tokens.shape[1]} tokens exceed the model's context of {model.config.length}")
+    if tokens.is_floating_point():
+        raise ValueError(f"tokens of {tokens.dtype}: expected ids, which are whole numbers")
     check_ids("token", tokens[known if only_known else ...], model.config.vocab)
 
 

@@ -157,6 +157,14 @@ def test_token_ids_are_filled_where_they_are_not_known(model, how):
     assert torch.equal(blank.tokens, done.tokens)
 
 
+def test_a_row_of_ids_is_the_sample_of_its_number(plain):
+    tokens, known = torch.arange(6).repeat(3, 1), torch.arange(6).expand(3, 6) < 2
+    done = fill(plain, tokens, known=known).tokens
+    turned = fill(plain, tokens, known=known, numbers=torch.tensor([2, 0, 1])).tokens
+    assert torch.equal(turned, done[[2, 0, 1]])
+    assert len({tuple(row) for row in done.tolist()}) == 3
+
+
 def test_a_row_of_ids_without_a_gap_stays_as_it_is(plain):
     tokens, known = torch.arange(8).view(2, 4), torch.tensor([[True] * 4, [True, False, True, False]])
     done = fill(plain, tokens, known=known)

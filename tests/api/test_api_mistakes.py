@@ -46,8 +46,16 @@ def test_a_causal_model_says_what_it_cannot_do(causal, how, message):
         (lambda m: fill(m, [["a[2]", "b[2]"]]), "expected one string, not a list"),
         (lambda m: fill(m, 7), "a text is 7: expected one string, not a int"),
         (lambda m: log_likelihood(m, ["a", "b"]), "tokens is a list: expected one text, or a tensor of token ids"),
+        (lambda m: log_likelihood(m, torch.zeros(1, 3)), "tokens of torch.float32: expected ids"),
+        (lambda m: log_likelihood(m, torch.zeros(1, 3).long(), known=[[True]]), r"known \(1, 1\): expected \(B, L\)"),
+        (lambda m: log_likelihood(m, "abc", seed=-1), "seed -1 is out of range"),
         (lambda m: fill(m, torch.zeros(1, 3).long()), "with known= a mask of the same shape"),
         (lambda m: fill(m, torch.zeros(1, 3).long(), known=torch.ones(1, 2)), "a mask of the same shape"),
+        (lambda m: fill(m, "a[2]", numbers=torch.zeros(1)), "numbers= does"),
+        (
+            lambda m: fill(m, torch.zeros(2, 3).long(), known=torch.zeros(2, 3), numbers=torch.arange(3)),
+            r"numbers \(3,\) of 2 rows: expected one for each",
+        ),
         (lambda m: fill(m, torch.zeros(1, 99).long(), known=torch.zeros(1, 99)), f"model's context of {L}"),
     ],
 )
@@ -103,3 +111,17 @@ def test_load_refuses_a_tokenizer_with_more_ids_than_the_model(tiny, tmp_path):
     Model(tiny("position")).save_pretrained(tmp_path)
     with pytest.raises(ValueError, match=r"the tokenizer bytes has 257 ids, the model .* only 11"):
         maskless.load(tmp_path, tokenizer="bytes", device="cpu")
+
+
+@pytest.mark.parametrize("device", ["cuda:99", "abacus", torch.device("cuda:99")])
+def test_load_names_a_device_that_is_not_here(tiny, tmp_path, device):
+    Model(tiny("position")).save_pretrained(tmp_path)
+    with pytest.raises(ValueError, match=f"device '{device}' cannot be used: "):
+        maskless.load(tmp_path, device=device)
+
+
+@pytest.mark.parametrize("file", ["model.safetensors", "config.json"])
+def test_load_asks_for_the_folder_when_given_a_file_of_it(tiny, tmp_path, file):
+    Model(tiny("position")).save_pretrained(tmp_path)
+    with pytest.raises(ValueError, match=f"{file} is a part of a model: give its folder, {tmp_path}$"):
+        maskless.load(tmp_path / file, device="cpu")

@@ -1,11 +1,12 @@
-"""Pictures by label: one label is as good as a list of one."""
+"""Pictures by label: one label is as good as a list of one. What concerns texts is refused, and the other way round."""
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
 import torch
 
-from maskless import Model, generate
+from maskless import Model, fill, generate
 from maskless.codec.vq import PixelCodec
 from maskless.nn.partition import PartitionConfig, PartitionTransformer
 
@@ -30,3 +31,40 @@ def test_a_single_label_that_is_unknown_is_named_whole(artist):
         generate(artist, labels="bird")
     with pytest.raises(ValueError, match="a label is 2: expected 0 to 1"):
         generate(artist, labels=2)
+
+
+@pytest.mark.parametrize(
+    "labels", [np.int64(1), np.array([1]), [np.int32(1)], torch.tensor(1), torch.tensor([1]), [torch.tensor(1)]]
+)
+def test_whole_numbers_of_any_library_are_labels(artist, labels):
+    assert [one.label for one in generate(artist, labels=labels)] == ["cat"]
+
+
+@pytest.mark.parametrize("labels", [1.5, [1.5], [1, 0.0], np.array([1.5]), [torch.tensor(1.0)], [None]])
+def test_what_is_no_whole_number_is_no_label(artist, labels):
+    with pytest.raises(ValueError, match=r"a label is .*: expected a name, or a whole number from 0 to 1"):
+        generate(artist, labels=labels)
+
+
+GREY = np.zeros((3, 3), np.uint8)
+
+
+@pytest.mark.parametrize(
+    ("call", "message"),
+    [
+        (lambda m: generate(m, n=1, prompt="a"), "prompt= is for models of text: this is one of pictures"),
+        (lambda m: generate(m, n=1, revise=2), "revise= is for models of text"),
+        (lambda m: fill(m, GREY, known=GREY, refresh=2), "refresh= is for models of text"),
+        (lambda m: fill(m, GREY), "known= is missing: expected a mask of the picture's pixels"),
+        (lambda m: fill(m, "cat.jpg", known=GREY), "a picture is 'cat.jpg': expected a PIL image"),
+    ],
+)
+def test_what_a_model_of_pictures_cannot_use_is_named(artist, call, message):
+    with pytest.raises(ValueError, match=message):
+        call(artist)
+
+
+def test_what_a_model_of_text_cannot_use_is_named(plain):
+    for call in (lambda: generate(plain, guidance=2.0), lambda: fill(plain, "a[2]", guidance=2.0)):
+        with pytest.raises(ValueError, match="guidance= is for models of pictures: this is one of text"):
+            call()

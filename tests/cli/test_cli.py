@@ -63,6 +63,30 @@ def test_generated_json_tells_how_each_text_came(model, command):
     assert ended.err == ""
 
 
+@pytest.mark.parametrize("how", [[], ["--json"]])
+def test_texts_are_the_same_in_batches(model, command, monkeypatch, how):
+    asked = ["generate", model, "--n", 5, "--steps", 4, "--seed", 3, *how]
+    whole = command(*asked)
+    monkeypatch.setattr("maskless.cli.generate.BATCH", 2)
+    assert command(*asked) == whole
+
+
+def test_texts_are_printed_before_the_next_batch_is_drawn(model, command, monkeypatch):
+    texts, draw, drawn = maskless.generate(maskless.load(model), 4, steps=4), maskless.api.generate, []
+
+    def interrupted(loaded, n, **how):
+        if len(drawn) == 4:
+            raise KeyboardInterrupt
+        drawn.extend(draw(loaded, n, **how))
+        return drawn[-n:]
+
+    monkeypatch.setattr("maskless.cli.generate.BATCH", 2, raising=False)
+    monkeypatch.setattr("maskless.api.generate", interrupted)
+    ended = command("generate", model, "--n", 5, "--steps", 4)
+    assert ended.code == 130
+    assert ended.out == "".join(f"{text}\n" for text in texts)
+
+
 def test_options_of_sampling_arrive(model, command):
     given = {"steps": 3, "seed": 5, "temperature": 0.5, "top_k": 9, "top_p": 0.8, "order": "raster", "counts": "mdlm"}
     options = [word for name, value in given.items() for word in (f"--{name.replace('_', '-')}", value)]

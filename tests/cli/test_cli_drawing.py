@@ -88,6 +88,8 @@ def test_how_a_picture_is_filled_can_be_chosen(command, model, saved, tmp_path):
         (["--schedule", "up"], "unknown schedule 'up': expected one of constant, ramp"),
         (["--warmup", -1], "warmup -1 is out of range: expected 0 (none) or more steps"),
         (["--heat", "heat.png", "--n", 17], "--heat of 17 pictures: expected 16 or fewer"),
+        (["--gif", "new2.png"], "--gif new2.png: expected a name that ends in .gif"),
+        (["--heat", "heat.gif"], "--heat heat.gif: expected a name that ends in .png"),
         (["--heat", "heat.png", "--gif", "heat.png"], "heat.png is named twice: expected two files"),
     ],
 )
@@ -96,6 +98,14 @@ def test_what_cannot_be_drawn_is_one_line(command, saved, tmp_path, monkeypatch,
     ended = command("generate", saved, *words, "--out", "new.png")
     assert (ended.code, ended.err) == (2, f"error: {says}\n")
     assert not (tmp_path / "new.png").exists()
+
+
+def test_what_is_compared_goes_into_a_png(command, saved, tmp_path):
+    Image.new("L", (4, 4), 85).save(tmp_path / "a.png")
+    out, compare = tmp_path / "out.png", tmp_path / "both.jpg"
+    ended = command("fill", saved, tmp_path / "a.png", "--box", "0,0,4,3", "--out", out, "--compare", compare)
+    assert (ended.code, ended.err) == (2, f"error: --compare {compare}: expected a name that ends in .png\n")
+    assert not out.exists()
 
 
 @pytest.mark.parametrize(

@@ -263,6 +263,7 @@ MEASURED = "evaluate {run} {features} --reference {photos} --out {out}"
             "valid has 3 pictures: expected 10 or more",
         ),
         ("evaluate {run} {features} --reference {photos} --out {tmp}/no/q.json", "no is not a folder"),
+        (f"{MEASURED} --valid 0.2", "--valid 0.2 is for PATH:train or PATH:valid where the data has no split"),
         (f"{MEASURED} --guidance x", "--guidance 'x': expected a number, or several"),
         (f"{MEASURED} --guidance -1", "guidance -1.0 is out of range"),
         (f"{MEASURED} --steps 17", "steps 17 is out of range: expected 1 to 16"),

@@ -188,6 +188,19 @@ def test_too_little_text_says_how_much_there_was_and_is_needed(tmp_path):
     assert left_in(tmp_path) == {"a.jsonl"}
 
 
+@pytest.mark.parametrize("size", [100, 300, 1000, 2000])
+def test_a_hundred_characters_are_enough_to_hold_some_out(tmp_path, size):
+    text = ("First Citizen:\nBefore we proceed any further, hear me speak.\n\nAll:\nSpeak, speak.\n\n" * 30)[:size]
+    (tmp_path / "a.txt").write_text(text)
+    made = open_tokens(prepare([tmp_path / "a.txt"], tmp_path / "out", codec=BYTES, length=16))
+    assert all(split.rows >= 1 for split in made.splits.values())
+    if size >= 300:
+        assert made.splits["valid"].tokens < 0.25 * size
+    (tmp_path / "a.txt").write_text(text[:60])
+    with pytest.raises(ValueError, match=r"0 tokens, and a row needs 16; give more text \(at least 100 characters"):
+        prepare([tmp_path / "a.txt"], tmp_path / "out", codec=BYTES, length=16, overwrite=True)
+
+
 @pytest.mark.parametrize(
     ("change", "message"),
     [
@@ -211,7 +224,7 @@ def test_only_prepared_folders_are_overwritten_and_only_when_asked(jsonl, tmp_pa
     out = tmp_path / "deep" / "out"
     out.mkdir(parents=True)
     prepare([jsonl], out, codec=BYTES, length=32)  # an empty folder is nobody's
-    with pytest.raises(ValueError, match="exists already"):
+    with pytest.raises(ValueError, match=r"exists already: .*, or say overwrite=True \(--overwrite\)"):
         prepare([jsonl], out, codec=BYTES, length=16)
     prepare([jsonl], out, codec=BYTES, length=16, overwrite=True)
     assert open_tokens(out).length == 16

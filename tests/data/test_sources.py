@@ -75,6 +75,29 @@ def test_a_small_text_file_still_has_pieces_to_split(tmp_path):
     assert 10 <= len(list(read([tmp_path / "a.txt"]))) <= 100
 
 
+TINY = {
+    "lines": "First Citizen:\nBefore we proceed any further, hear me speak.\n\n" * 99,
+    "a title": "Title\n" + "a very long paragraph of words " * 99,
+    "one line": "words without a line end " * 99,
+    "no spaces": "漢字仮名交じり文" * 99,
+}
+
+
+@pytest.mark.parametrize("size", [96, 100, 301, 999, 1300])
+@pytest.mark.parametrize("kind", TINY)
+def test_a_tiny_text_file_alone_has_no_short_pieces(tmp_path, kind, size):
+    text = TINY[kind][:size]
+    (tmp_path / "a.txt").write_text(text)
+    for inputs in ([tmp_path / "a.txt"], [tmp_path]):
+        chunks = list(read(inputs))
+        assert documents(read(inputs)) == [text]
+        assert len(chunks) >= 2
+        assert min(len(chunk.text) for chunk in chunks) >= 32
+    (tmp_path / "b.txt").write_text(text)
+    assert documents(read([tmp_path])) == [text, text]
+    assert len(list(read([tmp_path]))) <= 4  # a document can be held out: they stay whole
+
+
 def test_a_text_file_without_line_ends_is_cut_before_spaces_or_anywhere(tmp_path):
     for text in ("word " * 40_000, "x" * 300_000):
         (tmp_path / "a.txt").write_text(text)

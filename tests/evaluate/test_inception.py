@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import pickle
 import sys
 from pathlib import Path
@@ -13,7 +14,9 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
 from maskless.evaluate import inception
+from maskless.evaluate.images import Statistics, look
 from maskless.evaluate.inception import Features, InceptionV3, features, resize
+from maskless.evaluate.sets import Real
 
 # Of FeatureExtractorInceptionV3 of torch-fidelity 0.4.0 with the weights of `waves`, for the images of `pictures`.
 THEIR_FEATURES = {
@@ -149,11 +152,34 @@ def test_torchscript_may_have_logits_or_the_signature_of_nvidia(tmp_path):
 
 def test_a_known_file_is_named_and_taken_as_it_must_be(tmp_path, monkeypatch):
     path = scripted(Means(), tmp_path / "means.pt")
-    digest = features(path, input="pixels").sha256
+    digest = hashlib.sha256(path.read_bytes()).hexdigest()
     monkeypatch.setitem(inception.KNOWN, digest, ("means of channels", "inception"))
     network = features(path, input="pixels")  # the file is known better than that
-    assert (network.name, network.standard) == ("means of channels", True)
+    assert (network.name, network.sha256, network.standard) == ("means of channels", digest, True)
     assert network(pictures())[0].abs().max() < 1
+
+
+def test_what_an_unknown_file_takes_is_part_of_what_it_is(weights, tmp_path):
+    """Given otherwise it has other features, so neither statistics nor figures may be mixed."""
+    path = scripted(Means(), tmp_path / "means.pt")
+    digest = hashlib.sha256(path.read_bytes()).hexdigest()
+    pixels, scaled = (features(path, input=name, device="cpu") for name in ("pixels", "inception"))
+    assert (pixels.sha256, scaled.sha256) == (f"{digest}, takes pixels", f"{digest}, takes inception")
+    nvidia = scripted(Optional(), tmp_path / "nvidia.pt")
+    assert features(nvidia).sha256 == features(nvidia, input="pixels").sha256
+    assert (
+        features(weights, input="pixels").sha256 == hashlib.sha256(weights.read_bytes()).hexdigest()
+    )  # it says itself
+    look([pictures()], pixels).statistics.save(tmp_path / "kept.npz")
+    kept = Real("kept.npz", statistics=Statistics.load(tmp_path / "kept.npz"))
+    assert kept.seen(pixels, 8).statistics.n == 2
+    short = digest[:12]
+    with pytest.raises(ValueError) as error:
+        kept.seen(scaled, 8)
+    assert str(error.value) == (
+        f"kept.npz holds statistics of another network (sha256 {short}, takes pixels) "
+        f"than means.pt (sha256 {short}, takes inception)"
+    )
 
 
 def test_grey_images_are_images_of_three_equal_channels(tmp_path):

@@ -86,6 +86,62 @@ def test_figures_made_otherwise_are_not_taken_for_ours(sample, calls, real, tmp_
     assert calls == []
 
 
+def edited(path, edit) -> None:
+    found = json.loads(path.read_text())
+    edit(found)
+    path.write_text(json.dumps(found))
+
+
+def test_a_reference_is_known_by_its_mean_and_its_covariance(sample, calls, real, tmp_path):
+    path, one = tmp_path / "sweep.json", real.statistics
+    list(sweep(sample, [1], TOY, real, path))
+    calls.clear()
+    others = [dataclasses.replace(one, mean=mean) for mean in (one.mean + 1, -one.mean, one.mean.flip(0))]
+    others += [dataclasses.replace(one, scatter=(one.scatter + one.scatter.diag().diag()) / 2)]  # of the same trace
+    for other in others:
+        with pytest.raises(ValueError, match=r"sweep.json was made with reference \[60, .*: name another file"):
+            list(sweep(sample, [1], TOY, Seen(other), path))
+    noise = 1 + 1e-7 * torch.linspace(-1, 1, len(one.mean), dtype=torch.float64)  # what another device adds
+    near = dataclasses.replace(one, mean=one.mean * noise, scatter=one.scatter * noise.outer(noise))
+    list(sweep(sample, [1], TOY, Seen(near), path))
+    assert calls == []
+
+
+def test_files_that_know_their_reference_by_its_trace_alone_are_still_read(sample, calls, real, tmp_path):
+    path = tmp_path / "sweep.json"
+    (whole,) = sweep(sample, [1], TOY, real, path)
+    calls.clear()
+    trace = float(f"{float(real.statistics.covariance.trace()):.6g}")
+
+    def older(reference):
+        def edit(found: dict) -> None:
+            found["conditions"]["reference"] = reference
+            del found["points"][0]["drawn"]
+
+        return edit
+
+    edited(path, older([60, trace]))
+    assert list(sweep(sample, [1], TOY, real, path)) == [whole]
+    assert calls == []
+    for reference in ([60, trace * 1.001], [61, trace], [60, "1"], [60], 60):
+        edited(path, lambda found, reference=reference: found["conditions"].update(reference=reference))
+        with pytest.raises(ValueError, match="was made with reference"):
+            list(sweep(sample, [1], TOY, real, path))
+
+
+def test_speeds_of_other_batches_say_so(real, tmp_path):
+    """The pictures are the same, so their figures are kept."""
+    path, images = tmp_path / "sweep.json", pictures(40, 3)
+    list(sweep(lambda guidance: images.split(16), [0, 1], TOY, real, path))
+    points = list(sweep(lambda guidance: images.split(8), [0, 1, 2], TOY, real, path))
+    assert [point.drawn for point in points] == ["batch 16, 1 x cpu", "batch 16, 1 x cpu", "batch 8, 1 x cpu"]
+    cells = [line.split("|")[-2].strip() for line in table(points).splitlines()[2:5]]
+    assert [cell.partition(" ")[2] for cell in cells] == [f"({point.drawn})" for point in points]
+    assert "batch" not in table(points[:2])
+    edited(path, lambda found: found["points"][2].pop("drawn"))  # as older files are
+    assert "(batch unknown)" in table(list(sweep(lambda guidance: [], [0, 2], TOY, real, path)))
+
+
 def test_without_logits_the_score_is_refused_unless_it_is_not_asked_for(sample, calls, real, tmp_path):
     silent = dataclasses.replace(TOY, classes=0, body=lambda images: (TOY.body(images)[0], None))
     with pytest.raises(ValueError, match="toy has features but no logits"):

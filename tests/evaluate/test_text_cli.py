@@ -6,6 +6,7 @@ import importlib.util
 import json
 import re
 import shlex
+import shutil
 import sys
 from pathlib import Path
 from typing import NamedTuple
@@ -130,6 +131,48 @@ def test_generative_perplexity_is_kept_in_a_file(folder, judge, command, tmp_pat
     other = command(*given[:-2], "--top-k", 5, "--out", to)
     assert other.code == 2
     assert "was made with top_k None, not 5: name another file" in other.err
+
+
+@needs_transformers
+def test_points_of_other_data_or_of_another_tokenizer_are_not_taken_for_ours(folder, judge, command, tmp_path):
+    """Though the names of the files are the same."""
+    to, text, bare = tmp_path / "points.json", tmp_path / "real.txt", shutil.copytree(folder / "pgm", tmp_path / "bare")
+    text.write_text("the cat sat on the mat. " * 9)
+    path = (bare / "tokenizer.json").rename(tmp_path / "tokenizer.json")
+    given = ["evaluate", bare, "--tokenizer", path, "--what", "genppl", "--judge", judge, "--texts", 3, "--steps", 4]
+    given += ["--data", text, "--out", to, "--json"]
+    first = found(command(*given))
+    assert found(command(*given)) == first
+    text.write_text("a dog ran to the log... " * 9)
+    changed = command(*given)
+    assert (changed.code, changed.out) == (2, "")
+    assert "points.json was made with data_sha256 " in changed.err
+    text.write_text("the cat sat on the mat. " * 9)
+    other = json.loads(path.read_text())
+    vocab = other["model"]["vocab"]
+    vocab["a"], vocab["b"] = vocab["b"], vocab["a"]
+    kept = path.read_text()
+    path.write_text(json.dumps(other))
+    assert "points.json was made with tokenizer " in command(*given).err
+    path.write_text(kept)
+    config = json.loads((bare / "config.json").read_text())
+    (bare / "config.json").write_text(json.dumps(config | {"layout": "padded"}))
+    assert "points.json was made with layout packed, not padded" in command(*given).err
+
+
+@needs_transformers
+def test_speeds_of_other_batches_say_so(folder, judge, command, tmp_path):
+    """The texts are the same, so their figures are kept."""
+    given = ["evaluate", folder / "pgm", "--what", "genppl", "--judge", judge, "--texts", 4]
+    given += ["--out", tmp_path / "p.json"]
+    (first,) = found(command(*given, "--steps", 4, "--batch", 1, "--json"))["genppl"]["points"]
+    assert re.fullmatch(r"batch 1, 1 x \w+", first["drawn"])
+    assert "batch" not in command(*given, "--steps", 4, "--batch", 4).out
+    shown = command(*given, "--steps", "4,8", "--batch", 4).out
+    points = found(command(*given, "--steps", "4,8", "--batch", 4, "--json"))["genppl"]["points"]
+    assert points[0] == first
+    assert re.findall(r"\((batch .*?)\)", shown) == [point["drawn"] for point in points]
+    assert points[1]["drawn"] == first["drawn"].replace("batch 1", "batch 4")
 
 
 @needs_transformers

@@ -14,6 +14,7 @@ from torch import Tensor
 import maskless
 from maskless.checkpoint import Model
 from maskless.evaluate import options
+from maskless.logits import row_keys
 from maskless.objective import bound
 from maskless.problems import Problems
 
@@ -68,6 +69,12 @@ def test_the_score_of_a_longer_target_is_its_likelihood_on_average(joint):
     assert abs(float(found.mean()) - log_p(joint, *request)) < 4 * float(found.std()) / math.sqrt(300) + 1e-6
 
 
+def test_errors_of_many_requests_average_out_one_at_a_time_too(joint):
+    request = ([1], [2, 0, 1])
+    found = torch.tensor(options.conditional(oracle(joint), [request] * 300, samples=3, batch=1))
+    assert abs(float(found.mean()) - log_p(joint, *request)) < 4 * float(found.std()) / math.sqrt(300) + 1e-6
+
+
 def test_a_conditional_score_has_less_variance_than_the_joint_form(joint):
     request = ([1, 2], [0, 1])
     network = oracle(joint)
@@ -83,7 +90,8 @@ def test_a_conditional_score_has_less_variance_than_the_joint_form(joint):
 def test_the_joint_form_is_the_bound_of_everything_per_token(tiny):
     network = tiny("position")
     tokens = torch.tensor([[1, 2, 3, 4, 5]])
-    expected = -float(bound(network, tokens, samples=6, seed=2)) / 5
+    keys = row_keys(2, torch.tensor([0]))  # of the first request
+    expected = -float(bound(network, tokens, samples=6, keys=keys)) / 5
     assert options.joint(network, [([1, 2], [3, 4, 5])], samples=6, seed=2) == [pytest.approx(expected)]
 
 
@@ -140,3 +148,5 @@ def test_requests_are_fitted_from_the_left():
     assert options.fitted([1], [5], 5, [0]) == ([0, 1], [5])
     with pytest.raises(ValueError, match="a target is 6 tokens long: expected at most 5"):
         options.fitted([1], [1] * 6, 5)
+    with pytest.raises(ValueError, match="a target is empty: expected at least one token"):
+        options.fitted([1], [], 5)

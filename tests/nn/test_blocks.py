@@ -9,6 +9,9 @@ import torch
 from torch import nn
 
 from maskless.nn.blocks import Modulation, Norm, SelfBlock, dropout, fold_in, fold_out, kept, normalise, open_gates
+from maskless.nn.causal import CausalConfig
+from maskless.nn.masked import MaskedConfig
+from maskless.nn.maskgit import MaskGITConfig
 from maskless.nn.partition import PartitionConfig, PartitionTransformer
 from maskless.problems import dense
 
@@ -93,3 +96,21 @@ def test_dropout_on_a_gpu_is_the_same_compiled_and_not_and_keeps_the_mean():
     assert abs(float(out.detach().mean()) - 1) < 0.01
     (slope,) = torch.autograd.grad(out.sum(), x)
     assert torch.equal(slope, out)  # the backward pass drops the same elements
+
+
+SIZES = {"vocab": 11, "length": 10, "width": 16, "heads": 2}
+CONFIGS = [
+    (PartitionConfig, {}, ("encoder", "decoder")),
+    (MaskedConfig, {"mask": 10}, ("layers",)),
+    (CausalConfig, {}, ("layers",)),
+    (MaskGITConfig, {"mask": 10, "classes": 2}, ("layers",)),
+]
+
+
+@pytest.mark.parametrize(("config", "more", "layers"), CONFIGS, ids=lambda value: getattr(value, "__name__", None))
+def test_no_network_is_without_width_heads_or_layers(config, more, layers):
+    config(**SIZES, **more)
+    for name in ("width", "heads", *layers):
+        for value in (0, -16):
+            with pytest.raises(ValueError, match=f"{name} {value} is out of range: expected 1 or more"):
+                config(**SIZES | more | {name: value})

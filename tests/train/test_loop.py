@@ -55,7 +55,8 @@ def test_warm_up_and_cosine_multiply():
         ({"learning_rate": math.nan}, "learning_rate nan is out of range: expected more than 0"),
         ({"minutes": -0.5}, "minutes -0.5 is out of range: expected more than 0"),
         ({"save_every": -1}, "save_every -1 is out of range: expected 0 or more"),
-        ({"seed": -1}, "seed -1 is out of range: expected 0 or more"),
+        ({"seed": -1}, "seed -1 is out of range: expected 0 to 9223372036854775807"),
+        ({"seed": 1 << 63}, "seed 9223372036854775808 is out of range: expected 0 to 9223372036854775807"),
         ({"ema": 1.0}, "ema 1.0 is out of range: expected at least 0 and less than 1"),
     ],
 )

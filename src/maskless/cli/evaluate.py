@@ -28,6 +28,10 @@ FEATURES = Annotated[
 FEATURE_INPUT = Annotated[
     str | None, typer.Option(help="Pictures: what an unknown TorchScript network takes, inception or pixels.")
 ]
+VALID = Annotated[
+    float | None,
+    typer.Option(help="Pictures: the share held out by `prepare`, for PATH:train and PATH:valid. Default: 0.05."),
+]
 STATISTICS = Annotated[
     Path | None, typer.Option("--save-statistics", help="Pictures: keep the statistics of the real ones in this .npz.")
 ]
@@ -62,6 +66,7 @@ def evaluate(
     reference: Annotated[
         str | None, typer.Option(help="Pictures: real ones, PATH or PATH:train or PATH:valid, or their statistics.")
     ] = None,
+    valid: VALID = None,
     features: FEATURES = None,
     feature_input: FEATURE_INPUT = None,
     save_statistics: STATISTICS = None,
@@ -107,15 +112,17 @@ def evaluate(
     maskless evaluate runs/photos --reference photos --guidance 0,1,2,3 --features inception.pt --out quality.json
     """
     from maskless import api
+    from maskless.logits import check_seed
     from maskless.train.run import processes
 
+    check_seed(seed)
     loaded = api.load(model, device=processes().device, tokenizer=tokenizer)
     of_both: dict[str, Any] = {"steps": steps, "order": order, "counts": counts, "temperature": temperature, "out": to}
     of_text: dict[str, Any] = {"data": data, "split": split, "sequences": sequences, "what": what, "judge": judge}
     of_text |= {"texts": texts, "save-texts": save_texts, "length": length, "pairs": pairs}
     of_text |= {"top-k": top_k, "top-p": top_p, "revise": revise, "tokenizer": tokenizer}
     of_pictures: dict[str, Any] = {"reference": reference, "features": features, "feature-input": feature_input}
-    of_pictures |= {"save-statistics": save_statistics, "guidance": guidance, "schedule": schedule}
+    of_pictures |= {"save-statistics": save_statistics, "guidance": guidance, "schedule": schedule, "valid": valid}
     given = of_both | of_text | {"samples": samples, "batch": batch}
     if loaded.layout != "image":
         refuse(of_pictures, "pictures", "text")
@@ -150,6 +157,7 @@ def evaluate(
         save_statistics,
         to,
         as_json,
+        valid=valid,
         **drawn,
         how=chosen,
     )
@@ -187,6 +195,7 @@ def _evaluate_pictures(
     to: Path,
     as_json: bool,
     *,
+    valid: float | None,
     samples: int,
     batch: int | None,
     guidances: list[float],
@@ -207,7 +216,9 @@ def _evaluate_pictures(
     (h, w), codec = grid_of(model), codec_of(model)
     if h != w:
         raise ValueError(f"this model draws {w} x {h} cells: expected one of squares")
-    seen = _look(sets.real(reference), network, h * codec.factor, codec.channels, statistics)
+    pictures = sets.real(reference, valid)
+    sets.check_share(valid, pictures)
+    seen = _look(pictures, network, h * codec.factor, codec.channels, statistics)
     settings = dataclasses.asdict(ImageHow(**how)) | {"model": digest(model.network, codec), "samples": samples}
     del settings["guidance"]  # which each point has
     swept = partial(sweep, sample, guidances, network, seen, to, score=network.classes > 0, settings=settings)
@@ -238,6 +249,7 @@ def _show_points(points: list[Point], to: Path, as_json: bool) -> None:
 def fid(
     real: Annotated[str, typer.Argument(help="PATH, PATH:train, PATH:valid, hf:NAME:SPLIT, or statistics (.npz).")],
     made: Annotated[str, typer.Argument(help="The pictures to judge, in the same way.")],
+    valid: VALID = None,
     features: FEATURES = None,
     feature_input: FEATURE_INPUT = None,
     size: Annotated[
@@ -258,7 +270,8 @@ def fid(
 
     processes()
     check_files(save_statistics)
-    network, both = _features(features, feature_input), [sets.real(real), sets.real(made)]
+    network, both = _features(features, feature_input), [sets.real(real, valid), sets.real(made, valid)]
+    sets.check_share(valid, *both)
     side = size or next((one.images.side() for one in both if one.images is not None), 0)
     first = _look(both[0], network, side, 3, save_statistics)
     found = quality(_look(both[1], network, side, 3), first, network)

@@ -49,19 +49,25 @@ def _perplexity(found: Likelihood | None) -> str:
 SAMPLED = ("Gen-PPL", "Gen-PPL, raw tokens", "entropy", "distinct-1/2/3/4", "longest repeat", "MAUVE", "tokens/s")
 
 
-def _cells(point: Point) -> list[str]:
+def _cells(point: Point, way: str = "") -> list[str]:
     q = point.quality
     distinct = " / ".join(f"{mean.value:.3f}" for mean in q.distinct.values())
     repeat, speed = (
         _number(q.longest_repeat, 1),
-        "" if point.tokens_per_second is None else f"{point.tokens_per_second:,.0f}",
+        "" if point.tokens_per_second is None else f"{point.tokens_per_second:,.0f}{way}",
     )
     perplexities = [_perplexity(q.retokenised), _perplexity(q.raw)]
     return [*perplexities, _number(q.entropy), distinct, repeat, _number(q.mauve), speed]
 
 
 def points(found: list[Point], said: str, to: Path | None) -> None:
-    rows = [[str(point.steps) if point.steps else "the data", *_cells(point)] for point in found]
+    """Samples by steps; where they were not all drawn in one way (batch, device), each speed says in which."""
+    apart = len({point.drawn for point in found if point.tokens_per_second is not None}) > 1
+    ways = [f" ({point.drawn or 'batch unknown'})" if apart else "" for point in found]
+    rows = [
+        [str(point.steps) if point.steps else "the data", *_cells(point, way)]
+        for point, way in zip(found, ways, strict=True)
+    ]
     _table(["steps", *SAMPLED], rows)
     show.out.print(said, highlight=False, soft_wrap=True, markup=False)
     if to is not None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass, field
@@ -16,7 +17,7 @@ from maskless.files import json_text
 if TYPE_CHECKING:
     from maskless.checkpoint import Model
     from maskless.evaluate.corpora import Corpus
-    from maskless.evaluate.genppl import Point
+    from maskless.evaluate.genppl import Point, Sample
     from maskless.evaluate.judge import Judge
     from maskless.evaluate.likelihood import Likelihood
 
@@ -208,7 +209,8 @@ def _genppl(model: Model, corpora: list[Corpus], asked: Asked) -> Measured:
         _codec(model),
         to,
         batch=asked.get("batch", 32),
-        settings=_conditions(model, judge, corpora, asked, mauve=features is not None),
+        device=model.device.type,
+        settings=_conditions(model, judge, corpora, real, asked, mauve=features is not None),
         reference=features,
         keep_texts=bool(asked.given.get("save-texts")),
     )
@@ -220,16 +222,25 @@ def _genppl(model: Model, corpora: list[Corpus], asked: Asked) -> Measured:
     return Measured(dumped, lambda: tables.points(points, said, to))
 
 
-def _conditions(model: Model, judge: Judge, corpora: list[Corpus], asked: Asked, *, mauve: bool) -> dict[str, Any]:
+def _conditions(
+    model: Model, judge: Judge, corpora: list[Corpus], real: list[Sample] | None, asked: Asked, *, mauve: bool
+) -> dict[str, Any]:
     """What the figures of samples depend on, but for the steps, which each point has."""
     from maskless.checkpoint import digest
     from maskless.texts import How
 
     found = {name: value for name, value in asdict(How(**asked.how)).items() if name != "steps"}
     found |= {"model": digest(model.network), "judge": judge.digest()}
+    codec = _codec(model)
+    found |= {"tokenizer": None if codec is None else _sha256(codec.tokenizer.to_str()), "layout": model.layout}
     found |= {"order": asked.get("order", "random"), "length": asked.given.get("length")}
     found |= {"data": corpora[0].name if corpora else None, "mauve": mauve}
+    found |= {"data_sha256": None if real is None else _sha256(json_text(real))}
     return found | ({"split": asked.given["split"]} if corpora and asked.given.get("split") else {})
+
+
+def _sha256(text: str) -> str:
+    return hashlib.sha256(text.encode()).hexdigest()
 
 
 def _orders(model: Model, corpora: list[Corpus], asked: Asked) -> Measured:

@@ -29,6 +29,7 @@ WARMUP = Annotated[int | None, typer.Option(help="Pictures: first steps at half 
 NOISE = Annotated[float | None, typer.Option(help="Pictures, order confidence: chance in it at first. Default: 5.")]
 REFRESH = Annotated[int, typer.Option(help="Full context: encode it anew in every r-th step only; faster, not exact.")]
 REVISE = Annotated[int, typer.Option(help="Rounds that decide the least likely tokens again; better, not exact.")]
+BATCH = 128  # texts that are drawn together, and printed before the next ones
 
 
 def generate(
@@ -77,16 +78,19 @@ def generate(
         return
     files = {"out": to, "gif": gif, "heat": heat}
     refuse({**files, "label": label, **dict.fromkeys(of_pictures, True)}, "pictures", "text")
-    with show.watching("generating") as on_step:
-        how |= {"prompt": prompt, "length": length, "refresh": refresh, "revise": revise}
-        texts = api.generate(loaded, n, on_step=on_step, **how)
-    for number, one in enumerate(texts):
-        if as_json:
-            print(json.dumps({"text": one, "tokens": one.tokens, "steps": one.steps, "order": one.order}))
-        else:
-            if len(texts) > 1:
-                show.err.rule(f"sample {number}", style="dim")
-            print(one, flush=True)
+    how |= {"prompt": prompt, "length": length, "refresh": refresh, "revise": revise}
+    assert n is not None
+    for first in range(0, max(1, n), BATCH):
+        with show.watching("generating") as on_step:
+            texts = api.generate(loaded, min(BATCH, n - first), first=first, batch=BATCH, on_step=on_step, **how)
+        for number, one in enumerate(texts, first):
+            if as_json:
+                told = {"text": one, "tokens": one.tokens, "steps": one.steps, "order": one.order}
+                print(json.dumps(told), flush=True)
+            else:
+                if n > 1:
+                    show.err.rule(f"sample {number}", style="dim")
+                print(one, flush=True)
 
 
 def fill(

@@ -85,7 +85,7 @@ def draw(
     from maskless.images import generate_images, grid_of
 
     each = to is not None and (to.is_dir() or not (to.suffix or to.exists()))
-    to = check_files(to, gif, heat, folder=each)
+    to = check_files(to, folder=each, heat=heat, gif=gif)
     _check_noise(**how)
     names = _in_turn([_class(model, label) for label in labels], n) if labels else None
     count = len(names) if names else n
@@ -142,7 +142,7 @@ def fill(
     from maskless.data.image_pixels import fit
     from maskless.images import codec_of, fill_image, grid_of
 
-    to = check_files(to, compare)
+    to = check_files(to, compare=compare)
     _check_noise(**how)
     pixels = _read(picture)
     keep = _kept(known, box, pixels.shape[:2])
@@ -173,14 +173,19 @@ def write_each(drawn: list[Picture], folder: Path) -> None:
         write_aside(folder / f"{name}.png", partial(one.image.save, format="png"))
 
 
-def check_files(to: Path | None, *others: Path | None, folder: bool = False) -> Path:
-    """Raise a ValueError about a file that cannot be written, before anything is computed."""
+def check_files(to: Path | None, *, folder: bool = False, **others: Path | None) -> Path:
+    """Raise a ValueError about a file that cannot be written, before anything is computed.
+
+    others: files by their options; a GIF is for gif, a PNG for every other.
+    """
     if to is None:
         raise ValueError("pictures go into a file: expected --out FILE.png")
     if not folder and to.suffix.lower() != ".png":
         raise ValueError(f"--out {to}: expected a name that ends in .png")
     named: set[Path] = set()
-    for path in (to, *(other for other in others if other is not None)):
+    for option, path in {"out": to, **others}.items():
+        if path is None:
+            continue
         if not path.resolve().parent.is_dir():
             raise ValueError(f"{path}: {path.parent} is not a folder")
         if path.is_dir() and not (folder and path is to):
@@ -188,6 +193,9 @@ def check_files(to: Path | None, *others: Path | None, folder: bool = False) -> 
         if path.resolve() in named:
             raise ValueError(f"{path} is named twice: expected two files")
         named.add(path.resolve())
+        ending = ".gif" if option == "gif" else ".png"
+        if path is not to and path.suffix.lower() != ending:
+            raise ValueError(f"--{option} {path}: expected a name that ends in {ending}")
     return to
 
 

@@ -151,7 +151,7 @@ def _check_target(target: Path, overwrite: bool) -> None:
     if not target.exists() or (target.is_dir() and not any(target.iterdir())):
         return
     if not overwrite:
-        raise ValueError(f"{target} exists already: choose another folder, or overwrite it (--overwrite)")
+        raise ValueError(f"{target} exists already: choose another folder, or say overwrite=True (--overwrite)")
     if not holds_images(target):
         raise ValueError(f"{target}: not a folder of prepared pictures, so it is not overwritten")
 

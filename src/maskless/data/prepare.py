@@ -231,8 +231,9 @@ def _indices(splits: Mapping[str, Rows], valid: float) -> dict[str, SplitIndex]:
             found[name] = rows.index()
         except ValueError as error:
             raise ValueError(
-                f"too little text for the {name} split: {error}; give more text, a smaller length, "
-                f"or another share for validation (valid is {valid})"
+                f"too little text for the {name} split: {error}; give more text (at least 100 characters in a plain "
+                f"file, or two documents), a smaller length, or another share for validation (`maskless prepare "
+                f"--valid`, here {valid})"
             ) from error
     return found
 
@@ -252,7 +253,7 @@ def _check_target(out: Path, overwrite: bool) -> None:
     if not out.exists() or (out.is_dir() and not any(out.iterdir())):
         return
     if not overwrite:
-        raise ValueError(f"{out} exists already: choose another folder, or overwrite it (--overwrite)")
+        raise ValueError(f"{out} exists already: choose another folder, or say overwrite=True (--overwrite)")
     read_index(out)  # raises for anything that is not ours to replace
 
 

@@ -15,11 +15,14 @@ from functools import partial
 from pathlib import Path
 from typing import Any, BinaryIO, NamedTuple
 
+from maskless.data.cuts import Cut, at_line_ends, evenly
 from maskless.data.detokenize import detokenize
 
 BLOCK = 1 << 16  # bytes read at once, and the longest piece of a plain text file
 SHORTEST_PIECE = 1 << 10
 PIECES = 64  # a file is cut into about this many pieces at least, so that even a small one can be split
+TINY = 1 << 12  # bytes: a file below this that is all the input has smaller pieces, so that one can be held out
+TINY_PIECE, TINY_PIECES = 1 << 5, 16  # characters at least, about so many
 JSON_SUFFIXES = (".jsonl", ".ndjson", ".json")
 TEXT_SUFFIXES = (".txt", ".text", ".md")
 PACKED_SUFFIXES = (".gz", ".xz", ".zst")
@@ -91,13 +94,13 @@ def read(inputs: Sequence[str | Path], *, field: str = "text") -> Corpus:
         raise ValueError("no input: expected files, folders or data sets")
     names, sources = [], []
     for given in inputs:
-        name, found = _resolve(given, field)
+        name, found = _resolve(given, field, alone=len(inputs) == 1)
         names.append(name)
         sources += found
     return Corpus(tuple(names), tuple(sources))
 
 
-def _resolve(given: str | Path, field: str) -> tuple[str, list[Source]]:
+def _resolve(given: str | Path, field: str, alone: bool) -> tuple[str, list[Source]]:
     name, _, place = given.partition(":") if isinstance(given, str) else ("", "", "")
     if name in _NAMED:
         return name, list(_NAMED[name](place, field))
@@ -105,9 +108,10 @@ def _resolve(given: str | Path, field: str) -> tuple[str, list[Source]]:
         return str(given), list(_any_dataset(place, field))
     path = Path(given)
     if path.is_dir():
-        return path.resolve().name, [_file(p, field) for p in _under(path)]
+        files = _under(path)
+        return path.resolve().name, [_file(p, field, alone and len(files) == 1) for p in files]
     if path.exists():
-        return path.name, [_file(path, field)]
+        return path.name, [_file(path, field, alone)]
     raise ValueError(f"{given}: no such file or folder, nor a data set ({', '.join(_NAMED)}, hf:NAME)")
 
 
@@ -136,7 +140,7 @@ def _under(folder: Path) -> list[Path]:
     return files
 
 
-def _file(path: Path, field: str) -> Source:
+def _file(path: Path, field: str, alone: bool) -> Source:
     if not path.is_file():
         raise ValueError(f"{path}: not a file")
     if kind(path)[0] in (".csv", ".tsv", ".parquet"):
@@ -146,7 +150,9 @@ def _file(path: Path, field: str) -> Source:
         raise ValueError(f"{path}: the file is empty")
     if kind(path)[0] in JSON_SUFFIXES:
         return Source(size, partial(_documents, path, field))
-    return Source(size, partial(_pieces, path, min(BLOCK, max(SHORTEST_PIECE, size // PIECES))))
+    if alone and size < TINY and not kind(path)[1]:
+        return Source(size, partial(_pieces, path, max(TINY_PIECE, size // TINY_PIECES), evenly))
+    return Source(size, partial(_pieces, path, min(BLOCK, max(SHORTEST_PIECE, size // PIECES)), at_line_ends))
 
 
 def _machines(packed: str) -> tuple[Callable[[], Any], type[Exception]]:
@@ -208,21 +214,13 @@ def _decoded(path: Path) -> Iterator[tuple[str, int]]:
         raise ValueError(f"{path}: not UTF-8 text ({error.reason})") from error
 
 
-def _cut(text: str, start: int, piece: int) -> int:
-    """Where the piece from `start` ends: behind a line end, in a very long line before a space, 0 if not to be seen."""
-    end = text.rfind("\n", start, start + piece) + 1 or text.find("\n", start + piece, start + 4 * piece) + 1
-    if end or len(text) - start < 4 * piece:
-        return end
-    return max(text.rfind(" ", start + 1, start + 4 * piece), 0) or start + 4 * piece
-
-
-def _pieces(path: Path, piece: int) -> Iterator[Part]:
+def _pieces(path: Path, piece: int, cut: Cut) -> Iterator[Part]:
     """The one document of a plain text file, in pieces; the newest waits until it is known not to be the last."""
     rest, ready, consumed = "", "", 0
     for text, consumed in _decoded(path):
         rest += text
         start = 0
-        while len(rest) - start >= piece and (end := _cut(rest, start, piece)):
+        while len(rest) - start >= piece and (end := cut(rest, start, piece)):
             if ready:
                 yield (ready, False, consumed)
             ready, start = rest[start:end], end

@@ -127,7 +127,7 @@ class Engine:
             if guidance.dropped != dropped:
                 raise ValueError(f"guidance drops labels to {guidance.dropped}: expected {dropped}, as in the network")
             weights = guidance.weights(plan)
-            weights = weights if bool(weights.any()) else None  # a ramp of a single step has no weight
+            weights = weights if bool(weights.any()) else None  # of a schedule that gives none
         if warmup:
             first = (plan.ends.diff(dim=1) > 0).int().argmax(1, keepdim=True)  # step of each row
             warm = torch.arange(plan.steps) < first + warmup

@@ -99,10 +99,11 @@ class Point:
     quality: Quality
     tokens_per_second: float | None  # None for texts that were not drawn
     texts: list[str] | None = field(default=None, repr=False, compare=False)
+    drawn: str | None = field(default=None, compare=False)  # how, as far as the speed alone depends on it
 
     def as_dict(self) -> dict[str, Any]:
         texts = {} if self.texts is None else {"texts": self.texts}
-        speed = {"tokens_per_second": self.tokens_per_second}
+        speed = {"tokens_per_second": self.tokens_per_second, "drawn": self.drawn}
         return {"steps": self.steps, **speed, "quality": self.quality.as_dict(), **texts}
 
 
@@ -159,6 +160,7 @@ def sweep(
     path: Path | None = None,
     *,
     batch: int = 32,
+    device: str | None = None,
     settings: Mapping[str, Any] | None = None,
     reference: Tensor | None = None,
     keep_texts: bool = False,
@@ -167,7 +169,8 @@ def sweep(
     """Yield a point for each number of steps; with a path, those in that JSON file are not computed again.
 
     Each process draws and judges its share of the n samples. settings: whatever else the figures depend on (model,
-    judge, truncation, seed); a file made with others is an error.
+    judge, truncation, seed); a file made with others is an error. Samples do not depend on the batch, but their speed
+    does, and on the device: a point says how it was drawn.
     """
     check_positive(texts=n, batch=batch)
     state, conditions = PartialState(), json.loads(json.dumps({**(settings or {}), "texts": n}))
@@ -190,7 +193,8 @@ def sweep(
                     on_batch(len(some))
             found = quality(samples, judge, codec, reference=reference if K else None)  # not with itself
             texts = gather_object([sample.text for sample in samples]) if keep_texts else None
-            points[K] = Point(K, found, _speed(clock) if K else None, texts)
+            drawn = f"batch {batch}" + (f", {state.num_processes} x {device}" if device else "")
+            points[K] = Point(K, found, _speed(clock) if K else None, texts, drawn if K else None)
             if path is not None and state.is_main_process:
                 _write(path, conditions, points)
         yield points[K]
@@ -239,7 +243,7 @@ def _read(path: Path, conditions: dict[str, Any]) -> tuple[dict[int, Point], str
     try:
         found = json.loads(path.read_text())
         points = [
-            Point(p["steps"], Quality.from_dict(p["quality"]), p["tokens_per_second"], p.get("texts"))
+            Point(p["steps"], Quality.from_dict(p["quality"]), p["tokens_per_second"], p.get("texts"), p.get("drawn"))
             for p in found["points"]
         ]
         stated = dict(found["conditions"])

@@ -27,11 +27,13 @@ from maskless import api
 from maskless.checkpoint import Model
 from maskless.codec.text import TextCodec
 from maskless.evaluate import options
+from maskless.objective import mixed_seed
 
 NAME = "maskless"
 PAPER = "lambada_openai,arc_easy,arc_challenge,hellaswag,mathqa,piqa,winogrande,social_iqa,openbookqa,boolq,race"
 FORMS = {"conditional": options.conditional, "joint": options.joint}
 CLIENTS = ("requests", "httpx", "huggingface_hub")  # of the hub that holds the tasks
+MOST = ("max_gen_toks", "max_new_tokens", "max_tokens", "max_completion_tokens")  # names of one thing, the first wins
 GREEDY = {"one-by-one": options.greedy, "at-once": options.at_once}
 
 
@@ -42,6 +44,7 @@ class Scorer:
     greedy: whether "is this the greedy answer" is asked token by token or all at once, as in the paper.
     block, block_steps: a continuation comes in blocks of so many tokens from left to right, each filled in so many
     steps in any order; by default a token in each.
+    Random numbers come from the seed and the number of a request in its call: no answer depends on the batch size.
     """
 
     def __init__(
@@ -95,40 +98,57 @@ class Scorer:
             totals[i] += score
         return totals
 
-    def continued(self, prefixes: Sequence[list[int]], until: Sequence[str], most: int, **how: Any) -> list[str]:
-        """What follows each prefix: at most so many tokens, cut at an EOS or where one of the strings `until` comes."""
+    def continued(
+        self,
+        prefixes: Sequence[list[int]],
+        until: Sequence[str],
+        most: int,
+        *,
+        numbers: Sequence[int] | None = None,
+        **how: Any,
+    ) -> list[str]:
+        """What follows each prefix: at most so many tokens, cut at an EOS or where one of the strings `until` comes.
+
+        The prefix comes first, and the answer gets what it leaves of the context. Only where that is less than `most`
+        and less than half the context does the prefix lose its beginning: the answer then gets half, or `most`.
+        numbers: of the requests, 0 and on by default.
+        """
         room = self.length - len(self.lead)
-        most = min(most, room - 1) if room > 1 else 1
+        sizes = [max(min(most, room - len(prefix)), min(most, max(1, room // 2))) for prefix in prefixes]
         made: list[list[int]] = [[] for _ in prefixes]
-        given = [[*self.lead, *prefix[max(0, len(prefix) + most - room) :]] for prefix in prefixes]
+        given = [
+            [*self.lead, *prefix[max(0, len(prefix) + size - room) :]]
+            for prefix, size in zip(prefixes, sizes, strict=True)
+        ]
+        named = torch.arange(len(prefixes)) if numbers is None else torch.tensor(numbers)
         open_ones = list(range(len(prefixes)))
         while open_ones:
-            groups: defaultdict[int, list[int]] = defaultdict(list)
+            groups: defaultdict[tuple[int, int], list[int]] = defaultdict(list)
             for i in open_ones:
-                groups[len(given[i]) + len(made[i])].append(i)
-            for numbers in groups.values():
-                for begin in range(0, len(numbers), self.batch):
-                    self._continue(numbers[begin : begin + self.batch], given, made, most, how)
+                groups[len(given[i]) + len(made[i]), min(self.block, sizes[i] - len(made[i]))].append(i)
+            for (_, more), alike in groups.items():
+                for begin in range(0, len(alike), self.batch):
+                    some = alike[begin : begin + self.batch]
+                    self._continue(some, given, made, more, how | {"numbers": named[some]})
             open_ones = [
                 i
                 for i in open_ones
                 if self.codec.eos not in made[i]
-                and len(made[i]) < most
+                and len(made[i]) < sizes[i]
                 and _cut(self.codec.decode(made[i]), until) is None
             ]
         texts = [self.codec.decode(itertools.takewhile(lambda token: token != self.codec.eos, ids)) for ids in made]
         return [text if (end := _cut(text, until)) is None else text[:end] for text in texts]
 
     def _continue(
-        self, numbers: list[int], given: list[list[int]], made: list[list[int]], most: int, how: dict[str, Any]
+        self, some: list[int], given: list[list[int]], made: list[list[int]], more: int, how: dict[str, Any]
     ) -> None:
-        """One more block for rows of one length."""
-        more = min(self.block, most - len(made[numbers[0]]))
-        rows = torch.tensor([given[i] + made[i] + [0] * more for i in numbers], dtype=torch.long)
+        """One more block of `more` tokens for rows of one length."""
+        rows = torch.tensor([given[i] + made[i] + [0] * more for i in some], dtype=torch.long)
         known = (torch.arange(rows.shape[1]) < rows.shape[1] - more).expand_as(rows)
         steps = None if self.model.kind == "causal" else min(more, self.block_steps or more)
         filled = api.fill(self.model, rows, known=known, steps=steps, seed=self.seed, **how)
-        for i, row in zip(numbers, filled.tokens.tolist(), strict=True):
+        for i, row in zip(some, filled.tokens.tolist(), strict=True):
             made[i] += row[-more:]
 
 
@@ -146,7 +166,6 @@ class Answers:
     cache_hook: Any  # these are TemplateLM's
     rank: int
     world_size: int
-    _encode_pair: Callable[[str, str], options.Request]
 
     def __init__(
         self,
@@ -167,6 +186,8 @@ class Answers:
         model = api.load(str(pretrained), tokenizer=tokenizer, weights=weights, device=self._device)
         batch = 32 if batch_size is None or str(batch_size).startswith("auto") else int(batch_size)
         self.scorer, self.batch_size = Scorer(model, batch=batch, **how), batch
+        if self._rank:  # requests are numbered in each process
+            self.scorer.seed = mixed_seed(self.scorer.seed, self._rank)
 
     @property
     def eot_token_id(self) -> int | None:
@@ -188,7 +209,18 @@ class Answers:
         return found
 
     def _pair(self, context: str, continuation: str) -> options.Request:
-        return self._encode_pair(context, continuation) if context else ([], self.tok_encode(continuation))
+        """The ids of both texts together, parted where those of the context alone end or become others.
+
+        So a token that reaches over the boundary is scored; lm-eval's own rule leaves it out. Spaces at the end of the
+        context belong to the target, as they do there.
+        """
+        known, whole = self.tok_encode(context.rstrip()), self.tok_encode(context + continuation)
+        shared = sum(1 for _ in itertools.takewhile(lambda pair: pair[0] == pair[1], zip(known, whole, strict=False)))
+        if not continuation or shared == len(whole):
+            raise ValueError(
+                f"the continuation {continuation!r} of {context[-40:]!r} is empty: expected a token to score"
+            )
+        return whole[:shared], whole[shared:]
 
     def _loglikelihood_tokens(self, requests: list[Any], **_: Any) -> list[tuple[float, bool]]:
         return self.scorer.score([(prefix, target) for _, prefix, target in requests])
@@ -205,7 +237,8 @@ class Answers:
             for numbers in groups.values():
                 until, most, how = _generation(requests[numbers[0]].args[1])
                 prefixes = [self.tok_encode(requests[i].args[0]) for i in numbers]
-                for i, text in zip(numbers, self.scorer.continued(prefixes, until, most, **how), strict=True):
+                found = self.scorer.continued(prefixes, until, most, numbers=numbers, **how)
+                for i, text in zip(numbers, found, strict=True):
                     answers[i] = text
                     self.cache_hook.add_partial("generate_until", requests[i].args, text)
                 advance(len(numbers))
@@ -247,12 +280,16 @@ def _bar(what: str, total: int, *, shown: bool) -> Iterator[Callable[[int], None
 
 
 def _generation(asked: dict[str, Any]) -> tuple[list[str], int, dict[str, Any]]:
-    """Where to stop, after how many tokens at most, and how to draw: greedily unless it says otherwise."""
-    until = asked.get("until") or []
-    drawn = asked.get("do_sample", False) or float(asked.get("temperature", 0) or 0) > 0
-    how: dict[str, Any] = {"temperature": float(asked.get("temperature", 1) or 1) if drawn else 0.0}
+    """Where to stop, after how many tokens at most, and how to draw: by the rules of lm-eval, which `do_sample` heads.
+
+    (They are lm-eval's normalize_gen_kwargs, which the oldest version that we allow does not have.)
+    """
+    until, warmth, drawn = asked.get("until") or [], asked.get("temperature"), asked.get("do_sample")
+    drawn = float(warmth or 0) > 0 if drawn is None else drawn
+    how: dict[str, Any] = {"temperature": (1.0 if warmth is None else float(warmth)) if drawn else 0.0}
     how |= {name: asked[name] for name in ("top_p", "top_k") if drawn and asked.get(name)}
-    return [until] if isinstance(until, str) else list(until), int(asked.get("max_gen_toks", 256)), how
+    most = next((asked[name] for name in MOST if asked.get(name) is not None), 256)
+    return [until] if isinstance(until, str) else list(until), int(most), how
 
 
 def main(arguments: Sequence[str] | None = None) -> None:

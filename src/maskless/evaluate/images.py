@@ -35,7 +35,7 @@ class Statistics:
     n: int
     mean: Tensor  # (D,) float64
     scatter: Tensor  # (D, D) float64
-    network: str = ""  # sha256 of the network that made the features
+    network: str = ""  # sha256 of the network that made the features, as `Features` has it
 
     @classmethod
     def of(cls, features: Tensor, network: str = "") -> Statistics:
@@ -214,9 +214,7 @@ def quality(made: Seen, real: Seen, network: Features) -> Quality:
     """The figures of made images against real ones; those that the network or the features do not allow are None."""
     for seen in (made, real):
         if seen.statistics.network != network.sha256:
-            raise ValueError(
-                f"statistics of the network {_short(seen.statistics.network)}, not {_short(network.sha256)}"
-            )
+            raise ValueError(f"statistics of the network {short(seen.statistics.network)}, not {short(network.sha256)}")
     score, error = (None, None) if made.logits is None else inception_score(made.logits)
     precision, recall = None, None
     if made.features is not None and real.features is not None:
@@ -310,8 +308,9 @@ def _joined(mine: Tensor) -> Tensor:
 
 def _same_network(one: Statistics, other: Statistics) -> None:
     if one.network != other.network:
-        raise ValueError(f"statistics of two networks, {_short(one.network)} and {_short(other.network)}: expected one")
+        raise ValueError(f"statistics of two networks, {short(one.network)} and {short(other.network)}: expected one")
 
 
-def _short(sha256: str) -> str:
-    return f"sha256 {sha256[:12]}" if sha256 else "without a name"
+def short(sha256: str) -> str:
+    """The identity of a network for a reader: its first digits, and what it takes where that belongs to it."""
+    return f"sha256 {sha256[:12]}{sha256[64:]}" if sha256 else "without a name"

@@ -49,7 +49,7 @@ class Features:
 
     body: Body
     name: str
-    sha256: str  # of the file, or of the weights where there is no file
+    sha256: str  # of the file, or of the weights where there is no file; and what it takes, where the user said that
     standard: bool  # known to give the published features
     width: int  # D
     classes: int  # K, 0 for a network without logits
@@ -86,9 +86,11 @@ def features(name: str | Path, *, input: str | None = None, device: str | torch.
         raise ValueError(f"no feature network at {path}: expected a file, or {TORCH_FIDELITY!r}")
     with path.open("rb") as file:
         digest = hashlib.file_digest(file, "sha256").hexdigest()
-    body = _torchscript(path, digest, input, device) if _is_torchscript(path) else _weights(path, device)
-    what = KNOWN[digest][0] if digest in KNOWN else path.name
-    return _probed(body, what, digest, digest in KNOWN, device)
+    body, takes = _torchscript(path, digest, input, device) if _is_torchscript(path) else (_weights(path, device), None)
+    if digest in KNOWN:
+        return _probed(body, KNOWN[digest][0], digest, True, device)
+    identity = digest if takes is None else f"{digest}, takes {takes}"  # given otherwise, it has other features
+    return _probed(body, path.name, identity, False, device)
 
 
 def resize(images: Tensor, size: int = SIZE) -> Tensor:
@@ -265,7 +267,7 @@ def _is_torchscript(path: Path) -> bool:
         return False
 
 
-def _torchscript(path: Path, digest: str, input: str | None, device: torch.device) -> Body:
+def _torchscript(path: Path, digest: str, input: str | None, device: torch.device) -> tuple[Body, str]:
     try:
         network = torch.jit.load(str(path), map_location=device).eval()
     except (RuntimeError, ValueError) as error:
@@ -287,7 +289,7 @@ def _torchscript(path: Path, digest: str, input: str | None, device: torch.devic
             raise ValueError(f"{path} is not a feature network: expected features (N, D) or (features, logits)")
         return found.flatten(2).mean(2) if found.ndim > 2 else found, logits
 
-    return body
+    return body, takes
 
 
 def _torch_fidelity(device: torch.device) -> tuple[Body, str, str]:

@@ -1,7 +1,8 @@
 """How likely a text is after another: the options of a question, the last word of a passage, a whole document.
 
 The target is scored given the prefix by a bound in which only the target is ever hidden: of one or two tokens it is
-exact, and otherwise has far less variance than the paper's form, which hides the prefix too.
+exact, and otherwise has far less variance than the paper's form, which hides the prefix too. The random splits of a
+request come from the seed and its number among the requests, so its score is the same at any batch size.
 
 Shapes: B requests of one length, L length.
 """
@@ -13,6 +14,7 @@ from collections.abc import Callable, Iterator, Sequence
 
 import torch
 
+from maskless.logits import row_keys
 from maskless.nn import Network, autocast, device_of
 from maskless.nn.causal import CausalTransformer
 from maskless.objective import bound
@@ -38,8 +40,9 @@ def conditional(
         tokens = torch.tensor([prefix + target for prefix, target in rows], dtype=torch.long)
         known = torch.arange(tokens.shape[1]) < torch.tensor([[len(prefix)] for prefix, _ in rows])
         longest = int((~known).sum(1).max())
+        keys = row_keys(seed, torch.tensor(numbers))
         with autocast(device_of(network)):
-            found = -bound(network, tokens, known, samples=1 if longest == 1 else samples, seed=seed)
+            found = -bound(network, tokens, known, samples=1 if longest == 1 else samples, keys=keys)
         _put(scores, numbers, found.tolist(), on_batch)
     return scores
 
@@ -122,6 +125,8 @@ def _put(scores: list[float], numbers: list[int], found: list[float], on_batch: 
 def fitted(prefix: list[int], target: list[int], length: int, lead: Sequence[int] = ()) -> Request:
     """A request that fits a context of `length` tokens: the lead, the end of the prefix, and all of the target."""
     room = length - len(lead)
+    if not target:
+        raise ValueError("a target is empty: expected at least one token to score")
     if len(target) > room:
         raise ValueError(f"a target is {len(target)} tokens long: expected at most {room}, the model's context")
     kept = prefix[max(0, len(prefix) + len(target) - room) :]

@@ -21,8 +21,8 @@ from torch import Tensor
 
 from maskless.checkpoint import Model
 from maskless.data.image_tokens import holds_images
-from maskless.data.images import Broken, Images, read_images
-from maskless.evaluate.images import CHUNKS, Seen, Statistics, look
+from maskless.data.images import VALID, Broken, Images, read_images
+from maskless.evaluate.images import CHUNKS, Seen, Statistics, look, short
 from maskless.evaluate.inception import Features
 from maskless.evaluate.sweep import Sample
 from maskless.images import ImageHow, class_ids, codec_of, draw_pixels, grid_of
@@ -33,18 +33,22 @@ SIDES = ("train", "valid")
 
 @dataclass(frozen=True)
 class Real:
-    """Pictures of files, all of them or one side; or only what was kept of them, their statistics."""
+    """Pictures of files, all of them or one side; or only what was kept of them, their statistics.
+
+    valid: the share that is the valid side, unless the data has its own.
+    """
 
     name: str
     images: Images | None = None
     split: str | None = None
     statistics: Statistics | None = None
+    valid: float = VALID
 
     @property
     def count(self) -> int:
         """How many pictures this process has to look at."""
         state = PartialState()
-        total = 0 if self.images is None else self.images.count(self.split)
+        total = 0 if self.images is None else self.images.count(self.split, self.valid)
         return len(range(state.process_index, total, state.num_processes))
 
     def batches(
@@ -54,7 +58,8 @@ class Real:
         assert self.images is not None
         state, number = PartialState(), itertools.count()
         mine = None if state.num_processes == 1 else lambda: next(number) % state.num_processes == state.process_index
-        found = self.images.pictures(size, split=self.split, channels=channels, on_broken=on_broken, wanted=mine)
+        which: dict[str, Any] = {"split": self.split, "valid": self.valid, "wanted": mine}
+        found = self.images.pictures(size, channels=channels, on_broken=on_broken, **which)
         squares = (square for square, _, _ in found)
         while some := list(itertools.islice(squares, batch)):
             yield torch.from_numpy(np.stack(some))
@@ -73,8 +78,8 @@ class Real:
             self._tell(broken)
             return seen
         if self.statistics.network != network.sha256:
-            own = f"sha256 {self.statistics.network[:12]}"
-            raise ValueError(f"{self.name} holds statistics of another network ({own}) than {network.name}")
+            own, other = short(self.statistics.network), short(network.sha256)
+            raise ValueError(f"{self.name} holds statistics of another network ({own}) than {network.name} ({other})")
         return Seen(self.statistics)
 
     def _tell(self, broken: list[str]) -> None:
@@ -84,8 +89,11 @@ class Real:
             print(f"{self.name}: {len(every):,} broken pictures left out ({every[0]} ...)", file=sys.stderr)
 
 
-def real(given: str) -> Real:
-    """Pictures by their place: PATH, PATH:train, PATH:valid, hf:NAME, or an .npz file that holds statistics."""
+def real(given: str, valid: float | None = None) -> Real:
+    """Pictures by their place: PATH, PATH:train, PATH:valid, hf:NAME, or an .npz file that holds statistics.
+
+    valid: the share that was held out when they were prepared (VALID), for a side of data that holds out none itself.
+    """
     path, _, side = given.rpartition(":")
     place, split = (path, side) if path and side in SIDES and not given.startswith("hf:") else (given, None)
     if holds_images(place):
@@ -93,9 +101,21 @@ def real(given: str) -> Real:
     if _holds_statistics(Path(place)):
         return Real(given, statistics=Statistics.load(Path(place)))
     images = read_images([place])
-    if images.count(split) < CHUNKS:
-        raise ValueError(f"{given} has {images.count(split)} pictures: expected {CHUNKS} or more")
-    return Real(given, images=images, split=split)
+    found = Real(given, images=images, split=split, valid=VALID if valid is None else valid)
+    count = images.count(split, found.valid)
+    if count < CHUNKS:
+        raise ValueError(f"{given} has {count} pictures: expected {CHUNKS} or more")
+    return found
+
+
+def check_share(valid: float | None, *found: Real) -> None:
+    """Raise a ValueError about a share held out that concerns none of some sets."""
+    parted = [one for one in found if one.images is not None and one.split and "valid" not in one.images.counts]
+    if valid is not None and not parted:
+        names = ", ".join(one.name for one in found)
+        raise ValueError(
+            f"--valid {valid} is for PATH:train or PATH:valid where the data has no split, not for {names}"
+        )
 
 
 def drawn(model: Model, samples: int, batch: int, **how: Any) -> Sample:

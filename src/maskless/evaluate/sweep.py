@@ -16,7 +16,7 @@ from accelerate import PartialState
 from accelerate.utils import broadcast_object_list, gather
 from torch import Tensor
 
-from maskless.evaluate.images import Quality, Seen, look, need_logits, quality
+from maskless.evaluate.images import Quality, Seen, Statistics, look, need_logits, quality, short
 from maskless.evaluate.inception import Features
 from maskless.files import write_aside
 
@@ -37,6 +37,7 @@ class Point:
     guidance: float
     quality: Quality
     images_per_second: float | None = field(default=None, compare=False)
+    drawn: str | None = field(default=None, compare=False)  # how, as far as the speed alone depends on it
 
 
 class Watch:
@@ -97,20 +98,26 @@ def sweep(
             seen = look(watch, network, keep=real.features is not None, on_batch=on_batch)
             if not score:
                 seen = Seen(seen.statistics, None, seen.features)
-            points[guidance] = Point(guidance, quality(seen, real, network), watch.speed())
+            largest = max((n for n, _ in watch.made), default=0)
+            drawn = f"batch {largest}, {state.num_processes} x {network.device.type}"
+            points[guidance] = Point(guidance, quality(seen, real, network), watch.speed(), drawn)
             if state.is_main_process:
                 _write(path, conditions, points)
         yield points[guidance]
 
 
 def table(points: Sequence[Point]) -> str:
-    """A table in Markdown, by guidance, the best of each column in bold; below it the network and the sizes."""
+    """A table in Markdown, by guidance, the best of each column in bold; below it the network and the sizes.
+
+    Where pictures were not all drawn in one way (batch, device), each speed says in which.
+    """
     if not points:
         raise ValueError("no points: expected at least one guidance")
     points = sorted(points, key=lambda point: point.guidance)
     columns = [column for column in COLUMNS if any(getattr(p.quality, column[0]) is not None for p in points)]
     titles = ["guidance", *(title for _, title, *_ in columns), "images/s"]
     lines = [" | ".join(titles), "|".join("---" for _ in titles)]
+    ways = {point.drawn for point in points if point.images_per_second is not None}
     for point in points:
         cells = [f"{point.guidance:g}"]
         for name, _, digits, best in columns:
@@ -120,7 +127,8 @@ def table(points: Sequence[Point]) -> str:
             if name == "inception_score" and value is not None:
                 text += f" ± {point.quality.inception_score_error:.{digits}f}"
             cells.append(f"**{text}**" if value == best(values) and len(points) > 1 else text)
-        cells.append("" if point.images_per_second is None else f"{point.images_per_second:,.1f}")
+        way = f" ({point.drawn or 'batch unknown'})" if len(ways) > 1 else ""
+        cells.append("" if point.images_per_second is None else f"{point.images_per_second:,.1f}{way}")
         lines.append(" | ".join(cells))
     return "\n".join(f"| {line} |" if "---" not in line else f"|{line}|" for line in lines) + f"\n\n{caption(points)}"
 
@@ -136,7 +144,7 @@ def caption(points: Iterable[Point]) -> str:
 def described(q: Quality) -> str:
     """What the figures of one set rest on."""
     known = "" if q.standard else "; not a network known to give published figures"
-    return f"{q.images:,} images against {q.reference:,}; features of {q.network} (sha256 {q.sha256[:12]}){known}"
+    return f"{q.images:,} images against {q.reference:,}; features of {q.network} ({short(q.sha256)}){known}"
 
 
 def plot(curves: Mapping[str, Sequence[Point]], path: Path) -> None:
@@ -180,13 +188,32 @@ def plot(curves: Mapping[str, Sequence[Point]], path: Path) -> None:
 
 def _conditions(network: Features, real: Seen, score: bool, settings: Mapping[str, Any]) -> dict[str, Any]:
     """All that the figures of a file depend on, but for the guidance."""
-    statistics = real.statistics
     return {
         "network": network.sha256,
-        "reference": [statistics.n, float(f"{float(statistics.covariance.trace()):.6g}")],
+        "reference": _fingerprint(real.statistics),
         "figures": ["fid"] + ["inception_score"] * score + ["precision", "recall"] * (real.features is not None),
         "settings": json.loads(json.dumps(dict(settings))),
     }
+
+
+def _fingerprint(statistics: Statistics) -> list[float]:
+    """The count, and sums that tell mean and covariance apart: a digest would change with the last digit of a feature.
+
+    Weights make them depend on the order of features; the mean is seen from a point off the origin, for its signs.
+    """
+    mean, covariance = statistics.mean, statistics.covariance
+    weights, spread = torch.linspace(1, 2, len(mean)).to(mean), covariance.trace()
+    apart = mean + weights * (spread / len(mean)).sqrt()
+    sums = (spread, (weights * apart.square()).sum(), (weights.outer(weights) * covariance.square()).sum())
+    return [statistics.n, *(float(f"{float(value):.9g}") for value in sums)]
+
+
+def _same(name: str, before: Any, now: Any) -> bool:
+    """Whether a condition is as it was; of a reference, older files have the count and the first sum alone."""
+    if name != "reference" or not isinstance(before, list) or len(before) not in (2, len(now)):
+        return bool(before == now)
+    near = (isinstance(a, int | float) and math.isclose(a, b, rel_tol=1e-5) for a, b in zip(before, now, strict=False))
+    return before[0] == now[0] and all(near)
 
 
 def _read(path: Path, conditions: dict[str, Any]) -> tuple[dict[float, Point], str]:
@@ -195,12 +222,15 @@ def _read(path: Path, conditions: dict[str, Any]) -> tuple[dict[float, Point], s
         return {}, ""
     try:
         found = json.loads(path.read_text())
-        points = [Point(float(p["guidance"]), Quality(**p["quality"]), p["images_per_second"]) for p in found["points"]]
+        points = [
+            Point(float(p["guidance"]), Quality(**p["quality"]), p["images_per_second"], p.get("drawn"))
+            for p in found["points"]
+        ]
         stated = {name: found["conditions"][name] for name in conditions}
     except (OSError, ValueError, KeyError, TypeError) as error:
         return {}, f"{path} is not the file of a sweep: {error}"
     for name, value in conditions.items():
-        if stated[name] != value:
+        if not _same(name, stated[name], value):
             return {}, f"{path} was made with {name} {stated[name]}, not {value}: name another file"
     return {point.guidance: point for point in points}, ""
 

@@ -22,6 +22,7 @@ from maskless.nn.blocks import (
     Norm,
     Operands,
     Read,
+    check_sizes,
     dropout,
     gated,
     lowered,
@@ -48,6 +49,7 @@ class MaskGITConfig:
     grid: tuple[int, int] | None = None  # rows and columns of the image
 
     def __post_init__(self) -> None:
+        check_sizes(self, "layers")
         if self.width % self.heads:
             raise ValueError(f"width {self.width} does not split into {self.heads} heads")
         if not 0 <= self.mask < self.vocab:

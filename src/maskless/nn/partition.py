@@ -24,6 +24,7 @@ from maskless.nn.blocks import (
     Normalised,
     Read,
     SelfBlock,
+    check_sizes,
     read_logits,
     spread,
 )
@@ -57,6 +58,7 @@ class PartitionConfig:
     rope: str = "1d"  # positions that attention knows: "2d" is by row and column of the grid
 
     def __post_init__(self) -> None:
+        check_sizes(self, "encoder", "decoder")
         if self.width % self.heads or (self.width // self.heads) % 2:
             raise ValueError(f"width {self.width} does not split into {self.heads} heads of even width")
         for what, known in (("queries", QUERIES), ("swap", SWAPS), ("context", CONTEXTS), ("rope", ROPES)):

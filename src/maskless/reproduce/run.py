@@ -56,7 +56,7 @@ def standing(plan: Plan, step: Step) -> str:
     record = _record(plan, step)
     if record is not None and record["words"] != list(step.words):
         changed = "; ".join(_changed(record["words"], list(step.words)))
-        raise ValueError(f"{_path(plan, step)} was made otherwise: {changed}; name another --out, or remove it")
+        raise ValueError(f"{_path(plan, step)} was made otherwise: {changed}; name another --out")
     if (record is not None and record["done"]) or (step.makes is not None and step.makes.exists()):
         return "done"
     return "begun" if record is not None or (step.resumes is not None and step.resumes.exists()) else ""

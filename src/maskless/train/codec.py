@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 import json
 import math
-import pickle
 import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -28,11 +27,12 @@ from maskless.nn import autocast
 from maskless.train.codec_loop import CodecConfig, CodecStep, Trainer, share_done, train_steps
 from maskless.train.interruption import Interruption
 from maskless.train.loop import Clock, is_due
-from maskless.train.report import Metrics, Speed, or_unknown, progress_bar
-from maskless.train.state import dump, saved
+from maskless.train.report import DIVERGED, Metrics, Speed, or_unknown, progress_bar
+from maskless.train.state import UNREADABLE, check_end, dump, saved, unreadable
 
 MOST_TESTED = 1_024  # of the images that are held out
 LARGEST = 64  # pixels along a side, if nobody says
+PICTURES = "pictures"  # in run.json, beside the configuration: how many, and their shape
 SHOWN = 8  # images in the picture of reconstructions
 MULTIPLIERS = {2: (1, 2), 4: (1, 2, 4), 8: (1, 2, 2, 4)}  # by factor
 # What may change when a run goes on; everything else is as it began.
@@ -98,6 +98,8 @@ def resumed(
     for name, value in given.items():
         if name not in CHANGEABLE and own[name] != value:
             raise ValueError(f"{name} is {own[name]} in {folder}, not {value}: a run goes on as it began")
+    if "steps" in training:
+        check_end(folder, training["steps"])
     return dataclasses.replace(config, **{name: value for name, value in training.items() if name in CHANGEABLE})
 
 
@@ -110,6 +112,7 @@ def read_config(folder: Path) -> CodecConfig:
     """What run.json in a run's folder says."""
     try:
         fields = json.loads((folder / "run.json").read_text())
+        fields.pop(PICTURES, None)
         return CodecConfig(**fields | {"codec": VQConfig(**fields["codec"])})
     except FileNotFoundError:
         raise ValueError(f"nothing to resume: {folder} has no run.json") from None
@@ -136,7 +139,7 @@ class CodecRun:
         folder.mkdir(parents=True, exist_ok=True)
         for part in (*folder.glob(".*.part"), *folder.glob("*/.*.part")):  # what a killed process left half-written
             shutil.rmtree(part) if part.is_dir() else part.unlink()
-        text = json.dumps(dataclasses.asdict(config), indent=2) + "\n"
+        text = json.dumps(dataclasses.asdict(config) | {PICTURES: images.shape}, indent=2) + "\n"
         write_aside(folder / "run.json", lambda path: path.write_text(text))
         self.metrics = Metrics(folder / "metrics.jsonl", self.start)
         self.clock, self.waiting = Clock(spent), list[CodecStep]()
@@ -157,7 +160,7 @@ class CodecRun:
         for step, names in zip(self.waiting, found, strict=True):
             line = {name: next(values) for name in names}
             if not math.isfinite(line["loss"]):
-                raise ValueError(f"the loss is {line['loss']} at step {step.step}: try a lower learning rate")
+                raise ValueError(f"the loss is {line['loss']} at step {step.step}: {DIVERGED}")
             use = self._use() if step is self.waiting[-1] else {}
             self._note(step.step, **line, rate=step.rate, **use)
         self.waiting.clear()
@@ -216,9 +219,8 @@ class CodecRun:
             state = torch.load(states[-1], map_location="cpu", weights_only=True)
             self.trainer.restore(state["trainer"])
             return state["step"], state["seconds"]
-        except (RuntimeError, KeyError, EOFError, ValueError, OSError, pickle.UnpicklingError) as error:
-            reason = str(error).splitlines()[0]
-            raise ValueError(f"{states[-1]} does not fit this run or is damaged: {reason}") from None
+        except UNREADABLE as error:
+            raise unreadable(states, error) from None
 
     def _use(self) -> dict[str, float]:
         return {"codes_used": self.trainer.use.used(), "code_perplexity": self.trainer.use.perplexity()}
@@ -235,6 +237,7 @@ class CodecRun:
 def train_codec(folder: Path, config: CodecConfig, console: Console) -> CodecSummary:
     """Train from the newest state in the folder, or from the start, to the end, showing progress."""
     images, held_out = read_pictures(config, console)
+    _check_pictures(folder, images)
     run = CodecRun(folder, config, images, held_out)
     size = sum(p.numel() for p in run.trainer.codec.parameters()) / 1e6
     resumed = f", resumed at step {run.start:,}" if run.start else ""
@@ -305,6 +308,17 @@ def read_pictures(config: CodecConfig, console: Console) -> tuple[np.ndarray, np
         named = "; ".join(broken[:5]) + ("; ..." if len(broken) > 5 else "")
         _say(console, escape(f"  {len(broken):,} image(s) skipped that cannot be read: {named}"))
     return images[:count], held_out[:count]
+
+
+def _check_pictures(folder: Path, images: np.ndarray) -> None:
+    """Whether there are as many as when the run in a folder began, of the same size."""
+    path = folder / "run.json"
+    known = json.loads(path.read_text()).get(PICTURES) if path.exists() else None
+    if known not in (None, list(images.shape)):
+        then, now = (f"{n:,} of {h} x {w}" for n, h, w, _ in (known, images.shape))
+        raise ValueError(
+            f"the images changed since {folder} began, from {then} to {now} pixels: a run goes on as it began"
+        )
 
 
 def _say(console: Console, text: str) -> None:

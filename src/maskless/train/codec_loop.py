@@ -29,6 +29,7 @@ from maskless.codec.vq_losses import (
 )
 from maskless.data.tokens import global_batch
 from maskless.ema import EMA
+from maskless.logits import check_seed
 from maskless.nn import autocast
 from maskless.objective import mixed_seed
 from maskless.train.loop import Clock, Progress
@@ -68,7 +69,8 @@ class CodecConfig:
         for name in ("steps", "batch", "learning_rate", "clip", "log_every", "keep"):
             if not getattr(self, name) > 0:
                 raise ValueError(f"{name} {getattr(self, name)} is out of range: expected more than 0")
-        whole = ("warmup", "seed", "revive_after", "evaluate_every", "save_every")
+        check_seed(self.seed)
+        whole = ("warmup", "revive_after", "evaluate_every", "save_every")
         for name in ("commitment", "multiscale", "adversarial", *whole):
             if (value := getattr(self, name)) is not None and not value >= 0:
                 raise ValueError(f"{name} {value} is out of range: expected 0 or more")

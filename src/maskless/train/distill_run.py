@@ -11,6 +11,7 @@ import json
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass
+from itertools import zip_longest
 from pathlib import Path
 from typing import Any
 
@@ -18,12 +19,14 @@ from rich.console import Console
 from torch import nn
 
 from maskless.api import load
-from maskless.checkpoint import Model
+from maskless.checkpoint import Model, digest
 from maskless.codec.text import TextCodec
-from maskless.data.image_tokens import PreparedImages, holds_images, open_images
-from maskless.data.tokens import Prepared, open_tokens
+from maskless.codec.vq import ImageCodec
+from maskless.data.image_tokens import PreparedImages
+from maskless.data.tokens import Prepared
 from maskless.files import json_text, write_aside
 from maskless.objective import mixed_seed
+from maskless.train.data import found_again, open_data, same_data
 from maskless.train.distill import ARCCOS, GROUPS, UNIFORM, Stride, Teacher, teaching
 from maskless.train.distill_loss import LOSSES
 from maskless.train.loop import Progress, TrainConfig, take_steps
@@ -46,6 +49,7 @@ class DistillConfig:
     ratio: int = 2  # of the teacher's steps to the student's, in each round
     loss: str = "kl-backward"
     groups: str = "two"
+    fingerprint: str | None = None  # as in `RunConfig`
 
     def __post_init__(self) -> None:
         for what, name, known in (("loss", self.loss, LOSSES), ("groups", self.groups, GROUPS)):
@@ -121,7 +125,7 @@ class Round(Run):
     def steps(self) -> Iterator[Progress]:
         distill, at = self.config.distill, self.accelerator
         share = {"world": at.num_processes, "rank": at.process_index, "pinned": at.device.type == "cuda"}
-        rows, common = self.data.split("train"), (self.settings, self.stride, distill.groups)
+        rows, common = self.rows(), (self.settings, self.stride, distill.groups)
         work = teaching(self.teacher, LOSSES[distill.loss], rows, *common, pad=self.data.pad, **share)
         return take_steps(self.network, self.optimizer, work, self.settings, at, start=self.start, clock=self.clock)
 
@@ -155,7 +159,7 @@ def begin(
     model = load(source, tokenizer=tokenizer, device="cpu")
     if model.kind not in KINDS:
         raise ValueError(f"{source} is an AR model, which decides a token in each step: expected pgm, mdlm or maskgit")
-    prepared = open_images(data) if holds_images(data) else open_tokens(data)
+    prepared = open_data(data)
     _check_fit(source, model, prepared)
     settings = _settings(model.kind, isinstance(prepared, PreparedImages), train or {})
     check_processes(settings, processes())
@@ -188,25 +192,30 @@ def resumed(
     """The configuration of a distillation that goes on, with more rounds or another end of each if they are named."""
     config = DistillConfig.read(folder)
     own = {k: v for k, v in dataclasses.asdict(config).items() if k != "train"} | dataclasses.asdict(config.train)
-    where = {"source": source, "data": None if data is None else str(data.resolve())}
-    for name, value in ({k: v for k, v in where.items() if v is not None} | how | (train or {})).items():
+    place = config.data if data is None else found_again(config.data, data, config.fingerprint, folder)
+    given = ({} if source is None else {"source": source}) | how | (train or {})
+    for name, value in given.items():
         if name not in (*CHANGEABLE, "rounds") and own[name] != value:
             raise ValueError(f"{name} is {own[name]} in {folder}, not {value}: a distillation goes on as it began")
     stations = {name: value for name, value in (train or {}).items() if name in CHANGEABLE}
     rounds = {name: value for name, value in how.items() if name == "rounds"}
-    return dataclasses.replace(config, train=dataclasses.replace(config.train, **stations), **rounds)
+    return dataclasses.replace(config, data=place, train=dataclasses.replace(config.train, **stations), **rounds)
 
 
 def distill(folder: Path, config: DistillConfig, console: Console) -> list[RoundSummary]:
     """Go through the rounds that are not done yet, showing progress. The newest student is also in model/."""
     done = _results(folder)
+    if len(done) < config.rounds:
+        known = same_data(open_data(config.data), config.fingerprint, folder)
+        config = dataclasses.replace(config, fingerprint=known)
     if processes().is_main_process:
         config.write(folder)
     for number in range(len(done) + 1, config.rounds + 1):
         teacher = _teacher_of(folder, number)
         settings = dataclasses.replace(config.train, seed=mixed_seed(config.train.seed, number))
         network = dataclasses.asdict(teacher.config)
-        run = RoundConfig(data=config.data, network=network, train=settings, distill=config, number=number)
+        data: dict[str, Any] = {"data": config.data, "fingerprint": config.fingerprint}
+        run = RoundConfig(**data, network=network, train=settings, distill=config, number=number)
         steps = config.student_steps(number)
         this = Round(folder / f"round-{number}", run)
         ended = complete(this, console, name=f"round {number} of {config.rounds}, {steps:g} steps")
@@ -263,9 +272,7 @@ def _check_fit(source: str, model: Model, data: Prepared | PreparedImages) -> No
     if model.config.length != data.length:
         raise ValueError(f"the data in {data.folder} has length {data.length}, {source} {model.config.length}")
     if isinstance(data, PreparedImages):
-        classes = getattr(model.config, "classes", None)
-        if data.codes > model.config.vocab or (classes is not None and len(data.classes) > classes):
-            raise ValueError(f"the pictures in {data.folder} have codes or classes that {source} does not know")
+        _check_pictures(source, model, data)
     elif isinstance(model.codec, TextCodec):
         if data.codec().tokenizer.get_vocab() != model.codec.tokenizer.get_vocab():
             raise ValueError(
@@ -273,3 +280,29 @@ def _check_fit(source: str, model: Model, data: Prepared | PreparedImages) -> No
             )
     elif data.vocab > model.config.vocab:
         raise ValueError(f"the data in {data.folder} has {data.vocab} ids, {source} {model.config.vocab}")
+
+
+def _check_pictures(source: str, model: Model, data: PreparedImages) -> None:
+    """Whether codes and labels mean to the model what they mean in the data.
+
+    A released model has neither a codec nor names of its classes: only the numbers of both are compared.
+    """
+    if data.codes > model.config.vocab:
+        raise ValueError(f"the pictures in {data.folder} have {data.codes} codes, {source} {model.config.vocab} ids")
+    if isinstance(model.codec, ImageCodec) and _codec_facts(data.codec()) != _codec_facts(model.codec):
+        raise ValueError(f"the pictures in {data.folder} have another codec: prepare them with the codec of {source}")
+    count = getattr(model.config, "classes", None) or 0
+    if count > 1 and not model.classes:  # of one without a name only "no class" was trained, as MaskGIT needs it
+        if len(data.classes) != count:
+            raise ValueError(f"the pictures in {data.folder} have {len(data.classes)} classes, {source} {count}")
+        return
+    for number, (own, its) in enumerate(zip_longest(data.classes, model.classes)):
+        if own != its:
+            raise ValueError(
+                f"class {number} of the pictures in {data.folder} is {own or 'missing'}, of {source} "
+                f"{its or 'missing'}: expected the same classes in the same order"
+            )
+
+
+def _codec_facts(codec: ImageCodec) -> tuple[object, ...]:
+    return type(codec), codec.codes, codec.channels, digest(codec)

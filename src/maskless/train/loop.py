@@ -24,6 +24,7 @@ from torch import Tensor, nn
 
 from maskless.data.image_tokens import ImageTokens
 from maskless.data.tokens import TokenRows, global_batch
+from maskless.logits import check_seed
 from maskless.nn import autocast, maskgit
 from maskless.nn.blocks import CrossBlock, Head, Normalised, SelfBlock
 from maskless.nn.loss import cost
@@ -91,7 +92,8 @@ class TrainConfig:
         for name in ("steps", "batch", "accumulate", "log_every", "keep", "learning_rate", "clip"):
             if not getattr(self, name) > 0:
                 raise ValueError(f"{name} {getattr(self, name)} is out of range: expected more than 0")
-        for name in ("warmup", "seed", "evaluate_every", "sample_every", "save_every"):
+        check_seed(self.seed)
+        for name in ("warmup", "evaluate_every", "sample_every", "save_every"):
             value = getattr(self, name)
             if value is not None and value < 0:
                 raise ValueError(f"{name} {value} is out of range: expected 0 or more")

@@ -24,17 +24,18 @@ from torch.distributed.fsdp import FSDPModule
 from maskless import pictures
 from maskless.api import Text, generate
 from maskless.checkpoint import NETWORKS, Model
-from maskless.data.image_tokens import PreparedImages, holds_images, open_images
-from maskless.data.tokens import Prepared, open_tokens
+from maskless.data.image_tokens import ImageTokens, PreparedImages
+from maskless.data.tokens import Prepared, TokenRows
 from maskless.ema import EMA
 from maskless.evaluate.likelihood import Likelihood, likelihood
 from maskless.files import write_aside
 from maskless.images import generate_images
 from maskless.nn.blocks import open_gates
 from maskless.train import state
+from maskless.train.data import open_data, same_data
 from maskless.train.interruption import Interruption
 from maskless.train.loop import MODELS, Clock, Progress, TrainConfig, compile_layers, is_due, share_done, train
-from maskless.train.report import Metrics, Speed, or_unknown, plot_losses, progress_bar
+from maskless.train.report import DIVERGED, Metrics, Speed, or_unknown, plot_losses, progress_bar
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -44,6 +45,7 @@ class RunConfig:
     data: str  # a prepared folder
     network: dict[str, Any]  # the network's sizes
     train: TrainConfig
+    fingerprint: str | None = None  # of the data; None: not looked at yet, or written by an earlier version
 
     def write(self, folder: Path) -> None:
         folder.mkdir(parents=True, exist_ok=True)
@@ -59,7 +61,8 @@ class RunConfig:
             if "distill" in fields:
                 raise ValueError(f"{folder} is a round of a distillation: go on with `maskless distill --resume`")
             data = str(folder.resolve() / fields["data"])
-            return RunConfig(data=data, network=fields["network"], train=TrainConfig(**fields["train"]))
+            train, known = TrainConfig(**fields["train"]), fields.get("fingerprint")
+            return RunConfig(data=data, network=fields["network"], train=train, fingerprint=known)
         except FileNotFoundError:
             raise ValueError(f"nothing to resume: {folder} has no run.json") from None
         except (KeyError, TypeError, json.JSONDecodeError) as error:
@@ -82,10 +85,12 @@ class Run:
     """A run in progress: what is trained, and what happens at its stations. Every process has one; rank 0 writes."""
 
     def __init__(self, folder: Path, config: RunConfig):
-        self.folder, self.config, self.settings = folder, config, config.train
+        self.folder, self.settings = folder, config.train
         self.how: dict[str, Any] = {}  # keywords of `generate` for the samples that are shown
-        self.data = open_images(config.data) if holds_images(config.data) else open_tokens(config.data)
+        self.data = open_data(config.data)
         check_processes(self.settings, processes())
+        known = same_data(self.data, config.fingerprint, folder)
+        self.config = dataclasses.replace(config, fingerprint=known)
         _check_sizes(config, self.data)
         self.accelerator = _accelerator(self.settings, folder)
         self.main = self.accelerator.is_main_process
@@ -104,7 +109,7 @@ class Run:
         self.model = _model(self.accelerator.unwrap_model(self.network), self.data)
         if self.main:
             _sweep(folder)
-            config.write(folder)
+            self.config.write(folder)
             self.metrics = Metrics(folder / "metrics.jsonl", self.start)
         # For TensorBoard the name is a folder of the run, for the others a project.
         self.accelerator.init_trackers("tensorboard" if self.settings.tracker == "tensorboard" else "maskless")
@@ -121,8 +126,15 @@ class Run:
 
     def steps(self) -> Iterator[Progress]:
         """Optimiser steps from where the run stands."""
-        rows, common = self.data.split("train"), (self.settings, self.accelerator)
+        rows, common = self.rows(), (self.settings, self.accelerator)
         return train(self.network, self.optimizer, rows, *common, start=self.start, clock=self.clock, pad=self.data.pad)
+
+    def rows(self) -> TokenRows:
+        """What is trained on; a dropped label is the one that means no class to the network."""
+        rows = self.data.split("train")
+        if isinstance(rows, ImageTokens):
+            rows.classes = self.config.network.get("classes") or rows.classes
+        return rows
 
     def __iter__(self) -> Iterator[Progress]:
         """Optimiser steps, with the averages kept up."""
@@ -144,7 +156,7 @@ class Run:
         losses = self.accelerator.reduce(losses, "mean").cpu()
         for waited, (loss, gradient) in zip(self.waiting, losses.tolist(), strict=True):
             if not math.isfinite(loss):
-                raise ValueError(f"the loss is {loss} at step {waited.step}: try a lower learning rate")
+                raise ValueError(f"the loss is {loss} at step {waited.step}: {DIVERGED}")
             self._note(step=waited.step, loss=loss, gradient=gradient, rate=waited.rate)
         self.waiting.clear()
         return losses[-1, 0].item()
@@ -156,6 +168,8 @@ class Run:
             measured = likelihood(
                 self.model.network, self.data.split("valid"), sequences=sequences, samples=4, pad=self.data.pad
             )
+        if not math.isfinite(measured.nats):
+            raise ValueError(f"the validation bound is {measured.nats} at step {step}: {DIVERGED}")
         numbers = {"validation": measured.nats, "error": measured.error, "perplexity": measured.perplexity}
         self._note(step=step, **numbers)
         return measured
@@ -305,7 +319,10 @@ def _accelerator(settings: TrainConfig, folder: Path) -> Accelerator:
         )
     project = ProjectConfiguration(project_dir=str(folder), logging_dir=str(folder))
     tracker = None if settings.tracker == "none" else settings.tracker
-    return Accelerator(mixed_precision="no", log_with=tracker, project_config=project, fsdp_plugin=sharding)
+    found = Accelerator(mixed_precision="no", log_with=tracker, project_config=project, fsdp_plugin=sharding)
+    if tracker and not found.log_with:
+        raise ValueError(f"tracker {tracker} is not installed: pip install {tracker}, or take another")
+    return found
 
 
 def check_processes(settings: TrainConfig, state: PartialState) -> None:

@@ -17,9 +17,11 @@ from maskless.codec.text import byte_codec, codec
 from maskless.data.image_tokens import holds_images, open_images
 from maskless.data.sources import read
 from maskless.data.tokens import Prepared, open_tokens
+from maskless.train.data import found_again
 from maskless.train.loop import TrainConfig
 from maskless.train.plan import Plan, image_network_config, network_config, plan
 from maskless.train.run import RunConfig, check_processes, processes
+from maskless.train.state import check_end
 
 CHARACTERS_PER_PACKED_BYTE = 3.5  # of text in .gz, .xz and .zst files
 PACKED = (".gz", ".xz", ".zst")
@@ -142,8 +144,7 @@ def resumed(folder: Path, request: Request) -> RunConfig:
         text, given = (", ".join(names) for names in (open_tokens(config.data).sources, read(request.text).names))
         if given != text:
             raise ValueError(f"the text is {text} in {folder}, not {given}: a run goes on as it began")
-    if request.data is not None and str(request.data.resolve()) != config.data:
-        raise ValueError(f"data is {config.data} in {folder}, not {request.data}: a run goes on as it began")
+    data = found_again(config.data, request.data, config.fingerprint, folder)
     if request.length not in (None, config.network["length"]):
         raise ValueError(f"length is {config.network['length']} in {folder}, not {request.length}")
     for name, value in (request.network | request.train).items():
@@ -152,7 +153,9 @@ def resumed(folder: Path, request: Request) -> RunConfig:
         if name not in CHANGEABLE and own[name] != value:
             raise ValueError(f"{name} is {own[name]} in {folder}, not {value}: a run goes on as it began")
     changed = {name: value for name, value in request.train.items() if name in CHANGEABLE}
-    return dataclasses.replace(config, train=dataclasses.replace(config.train, **changed))
+    if "steps" in changed:
+        check_end(folder, changed["steps"])
+    return dataclasses.replace(config, data=data, train=dataclasses.replace(config.train, **changed))
 
 
 def _from_text(folder: Path, request: Request, sizes: Plan, prepare: Prepare) -> Prepared:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pickle
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,8 @@ from maskless.ema import EMA
 from maskless.files import write_aside
 
 WHOLE = StateDictOptions(full_state_dict=True, cpu_offload=True)
+# What reading a file that is damaged, or of another run, may raise.
+UNREADABLE = (RuntimeError, KeyError, EOFError, ValueError, OSError, pickle.UnpicklingError)
 
 
 def save(
@@ -60,8 +63,8 @@ def restore(
             optim_state_dict=state["optimizer"],
             options=WHOLE,
         )
-    except (RuntimeError, KeyError, EOFError, ValueError, OSError) as error:
-        raise ValueError(f"{states[-1]} does not fit this run or is damaged: {str(error).splitlines()[0]}") from None
+    except UNREADABLE as error:
+        raise unreadable(states, error) from None
     ema.restore(state["averages"], state["updates"])
     return state["step"], state["seconds"]
 
@@ -69,6 +72,20 @@ def restore(
 def saved(folder: Path) -> list[Path]:
     """The states in a folder, oldest first."""
     return sorted(folder.glob("step-*.pt")) if folder.is_dir() else []
+
+
+def unreadable(states: list[Path], error: Exception) -> ValueError:
+    """What to say of the newest of some states, from which a run cannot go on."""
+    reason = (str(error).splitlines() or [repr(error)])[0]
+    older = f"; without that file the run goes on from {states[-2].name}" if len(states) > 1 else ""
+    return ValueError(f"{states[-1]} does not fit this run or is damaged: {reason}{older}")
+
+
+def check_end(folder: Path, steps: int) -> None:
+    """Raise a ValueError about an end that the states of a run in this folder have passed."""
+    reached = max((int(path.stem.removeprefix("step-")) for path in saved(folder / "states")), default=0)
+    if steps < reached:
+        raise ValueError(f"steps {steps}: {folder} is at step {reached:,} already")
 
 
 def dump(state: dict[str, Any], path: Path) -> None:

@@ -1,0 +1,170 @@
+"""A run goes on with the data that it began with, wherever they are, and refuses others in one line."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+from codec_runs import blobs, quick_config
+from codec_runs import complete as complete_codec
+from PIL import Image
+
+from maskless.cli import main
+from maskless.codec.text import byte_codec
+from maskless.codec.vq import PixelCodec
+from maskless.data.image_prepare import prepare_images
+from maskless.data.prepare import prepare
+from maskless.data.tokens import open_tokens
+from maskless.data.toy import write
+from maskless.train.data import fingerprint
+
+LINE = "changed since {} began (another text, tokenizer, codec or labels): it goes on with the same data only"
+
+
+def command(monkeypatch, *arguments: object) -> int:
+    monkeypatch.setattr(sys, "argv", ["maskless", *map(str, arguments)])
+    with pytest.raises(SystemExit) as ended:
+        main()
+    return int(ended.value.code or 0)
+
+
+def contents(folder: Path) -> dict[str, tuple[bytes, int]]:
+    files = (path for path in folder.rglob("*") if path.is_file())
+    return {str(path.relative_to(folder)): (path.read_bytes(), path.stat().st_mtime_ns) for path in files}
+
+
+def forget(path: Path, name: str) -> None:
+    """Make a configuration as earlier versions wrote it."""
+    fields = json.loads(path.read_text())
+    assert fields.pop(name) is not None
+    path.write_text(json.dumps(fields))
+
+
+def refused(monkeypatch, capsys, folder: Path, says: str, *arguments: object) -> None:
+    before = contents(folder)
+    capsys.readouterr()
+    assert command(monkeypatch, *arguments, "--out", folder, "--resume") == 2
+    [line] = [line for line in capsys.readouterr().err.splitlines() if "reading" not in line]  # but for a bar
+    assert line.endswith(says)
+    assert contents(folder) == before, "something changed on disk"
+
+
+SHORT = ("--width", 32, "--layers", 2, "--batch", 4, "--tracker", "none", "--evaluate-every", 0, "--sample-every", 0)
+
+
+@pytest.fixture(scope="module")
+def first(text, tmp_path_factory) -> Path:
+    """A run of two steps, with its data inside."""
+    folder = tmp_path_factory.mktemp("first") / "run"
+    with pytest.MonkeyPatch.context() as patch:
+        given = ("--text", text, "--vocab", 300, "--length", 16, "--steps", 2, *SHORT)
+        assert command(patch, "train", *given, "--out", folder) == 0
+    return folder
+
+
+@pytest.fixture
+def began(first, tmp_path) -> Path:
+    """A copy that a test may spoil."""
+    return shutil.copytree(first, tmp_path / "run", copy_function=shutil.copyfile)
+
+
+# Training
+
+
+def test_data_prepared_anew_from_another_text_are_refused(began, tmp_path, monkeypatch, capsys):
+    prepare([write(tmp_path / "toy.txt", 800, seed=1)], began / "data", vocab=300, length=16, overwrite=True)
+    for given in ((), ("--data", began / "data")):
+        refused(monkeypatch, capsys, began, LINE.format(began), "train", "--steps", 3, *given)
+
+
+def test_a_copy_of_a_run_and_of_its_data_goes_on(text, began, tmp_path, monkeypatch):
+    """Also with data prepared anew from the same text under another name."""
+    assert command(monkeypatch, "train", "--out", began, "--resume", "--steps", 3) == 0
+    known = json.loads((began / "run.json").read_text())["fingerprint"]
+    assert known == fingerprint(open_tokens(began / "data"))
+    shutil.copyfile(text, renamed := tmp_path / "renamed.txt")
+    assert fingerprint(open_tokens(prepare([renamed], tmp_path / "data", vocab=300, length=16))) == known
+
+
+def test_a_run_of_an_earlier_version_goes_on_and_knows_its_data_from_then_on(began, tmp_path, monkeypatch, capsys):
+    forget(began / "run.json", "fingerprint")
+    assert command(monkeypatch, "train", "--out", began, "--resume", "--steps", 3) == 0
+    prepare([write(tmp_path / "toy.txt", 800, seed=1)], began / "data", vocab=300, length=16, overwrite=True)
+    refused(monkeypatch, capsys, began, LINE.format(began), "train", "--steps", 4)
+
+
+# What tells data apart
+
+
+def test_texts_of_one_length_in_bytes_differ_though_their_index_is_the_same(tmp_path):
+    found = []
+    for name, word in (("one", "cat"), ("other", "dog")):
+        (source := tmp_path / name / "text.txt").parent.mkdir()
+        source.write_text(f"the {word} sat on the mat. " * 200)
+        folder = prepare([source], tmp_path / name / "data", codec=byte_codec(), length=16)
+        found.append(((folder / "index.json").read_bytes(), fingerprint(open_tokens(folder))))
+    (index, one), (same, other) = found
+    assert index == same
+    assert one != other
+
+
+def test_pictures_differ_by_their_codec_their_classes_and_their_labels(tmp_path):
+    generator, squares = np.random.default_rng(0), tmp_path / "squares"
+    for name in ("dark", "light"):
+        (squares / name).mkdir(parents=True)
+        for i in range(4):
+            Image.fromarray(generator.integers(0, 256, (3, 3), dtype=np.uint8)).save(squares / name / f"{i}.png")
+    shutil.copytree(squares, named := tmp_path / "named" / "squares")
+    (named / "dark").rename(named / "night")
+    made = [
+        fingerprint(prepare_images([source], tmp_path / str(number), codec, size=3))
+        for number, (source, codec) in enumerate([(squares, PixelCodec(4)), (squares, PixelCodec(5))])
+    ]
+    made.append(fingerprint(prepare_images([named], tmp_path / "2", PixelCodec(4), size=3)))
+    swapped = prepare_images([squares], tmp_path / "3", PixelCodec(4), size=3)
+    labels = tmp_path / "3" / "train.labels.bin"
+    labels.write_bytes((1 - np.fromfile(labels, "<i4")).tobytes())
+    assert len({*made, fingerprint(swapped)}) == 4
+    labels.write_bytes((1 - np.fromfile(labels, "<i4")).tobytes())
+    assert fingerprint(swapped) == made[0]
+
+
+# Distillation
+
+
+def test_a_distillation_goes_on_with_its_data_only(began, tmp_path, monkeypatch, capsys):
+    to, mine = tmp_path / "out", began / "data"
+    how = ("--rounds", 1, "--teacher-steps", 8, "--steps-per-round", 1, "--batch", 4, "--tracker", "none")
+    assert command(monkeypatch, "distill", began, "--data", mine, "--out", to, *how) == 0
+    known = fingerprint(open_tokens(mine))
+    for name in ("distill.json", "round-1/run.json"):
+        assert json.loads((to / name).read_text())["fingerprint"] == known
+    forget(to / "distill.json", "fingerprint")
+    assert command(monkeypatch, "distill", "--out", to, "--resume", "--rounds", 2) == 0
+    codec = open_tokens(mine).codec()
+    prepare([write(tmp_path / "toy.txt", 800, seed=1)], mine, codec=codec, length=16, overwrite=True)
+    refused(monkeypatch, capsys, to, LINE.format(to), "distill", "--rounds", 3)
+    shutil.rmtree(mine)
+    assert command(monkeypatch, "distill", "--out", to, "--resume", "--rounds", 2) == 0  # all is done: nothing is read
+
+
+# A codec's pictures
+
+
+def test_a_codecs_run_goes_on_with_as_many_pictures_of_the_same_size(tmp_path, monkeypatch, capsys):
+    source, folder = tmp_path / "blobs.npy", tmp_path / "run"
+    np.save(source, blobs(12))
+    complete_codec(folder, quick_config(str(source), steps=2))
+    for count, side in ((11, 8), (12, 12)):
+        np.save(source, blobs(count, side, side))
+        says = f"from 12 of 8 x 8 to {count} of {side} x {side} pixels: a run goes on as it began"
+        refused(monkeypatch, capsys, folder, says, "train-codec", "--steps", 3)
+    np.save(source, blobs(12))
+    assert command(monkeypatch, "train-codec", "--out", folder, "--resume", "--steps", 3) == 0
+    np.save(source, blobs(11))
+    forget(folder / "run.json", "pictures")
+    assert command(monkeypatch, "train-codec", "--out", folder, "--resume", "--steps", 4) == 0
