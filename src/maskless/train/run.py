@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 import torch
 from accelerate import Accelerator, DistributedType, PartialState
+from accelerate.tracking import get_available_trackers
 from accelerate.utils import FullyShardedDataParallelPlugin, ProjectConfiguration, parse_flag_from_env
 from rich.console import Console
 from rich.markup import escape
@@ -319,10 +320,9 @@ def _accelerator(settings: TrainConfig, folder: Path) -> Accelerator:
         )
     project = ProjectConfiguration(project_dir=str(folder), logging_dir=str(folder))
     tracker = None if settings.tracker == "none" else settings.tracker
-    found = Accelerator(mixed_precision="no", log_with=tracker, project_config=project, fsdp_plugin=sharding)
-    if tracker and not found.log_with:
+    if tracker and tracker not in map(str, get_available_trackers()):
         raise ValueError(f"tracker {tracker} is not installed: pip install {tracker}, or take another")
-    return found
+    return Accelerator(mixed_precision="no", log_with=tracker, project_config=project, fsdp_plugin=sharding)
 
 
 def check_processes(settings: TrainConfig, state: PartialState) -> None:
