@@ -111,7 +111,9 @@ def test_lm_eval_runs_local_tasks_and_a_trained_model_beats_chance(trained, task
     assert results["eats_word"]["acc,none"] > 0.6
     assert results["eats_free"]["exact_match,stripped"] > 0.6
     assert results["eats_whole"]["bits_per_byte,none"] < 1
-    assert "eats_choice" in capsys.readouterr().out
+    printed = capsys.readouterr().out
+    assert "eats_choice" in printed
+    assert "Metric" in printed  # the table has names of columns
 
 
 @needs_lm_eval
@@ -199,11 +201,26 @@ def give_up(error: Exception) -> None:
         ({"greedy": "never"}, "unknown greedy 'never': expected one of one-by-one, at-once"),
         ({"samples": 0}, "samples 0 is out of range"),
         ({"batch": 0}, "batch_size 0 is out of range"),
+        ({"block_steps": 0}, "block_steps 0 is out of range"),
+        ({"samples": "x"}, "samples 'x': expected a whole number"),
+        ({"seed": -1}, "seed -1 is out of range"),
     ],
 )
 def test_a_scorer_says_what_it_expected(how, says, tiny):
     with pytest.raises(ValueError, match=says):
         Scorer(Model(tiny("position", vocab=257), byte_codec()), **how)
+
+
+@pytest.mark.parametrize(
+    ("given", "says"),
+    [
+        ({}, "--model_args has none for pretrained: expected pretrained=MODEL, and of block, block_steps, form, "),
+        ({"pretrained": "stories", "sample": 3}, "--model_args has sample: expected pretrained=MODEL"),
+    ],
+)
+def test_arguments_that_no_scorer_has_are_named(given, says):
+    with pytest.raises(ValueError, match=says):
+        harness.Answers(**given)
 
 
 def test_a_missing_harness_is_one_line(monkeypatch, capsys):

@@ -131,6 +131,7 @@ def test_generative_perplexity_is_kept_in_a_file(folder, judge, command, tmp_pat
     other = command(*given[:-2], "--top-k", 5, "--out", to)
     assert other.code == 2
     assert "was made with top_k None, not 5: name another file" in other.err
+    assert "was made with texts 3, not 2: name another file" in command(*given, "--texts", 2).err
 
 
 @needs_transformers

@@ -102,3 +102,20 @@ def test_a_speed_leaves_out_what_warms_up():
     assert speed.look(6, 11.0) == 2  # and the end of a run that stops there
     assert speed.look(16, 13.0) == 50
     assert Speed(10, step=4, seconds=1.0).look(4, 1.0) == 0
+
+
+def test_what_is_measured_again_at_the_last_step_is_written_once(tmp_path):
+    path = tmp_path / "metrics.jsonl"
+    metrics = Metrics(path, 0)
+    metrics.add(step=2, loss=1.0)
+    metrics.add(step=2, validation=1.5, seconds=3)
+    metrics.close()
+    again = Metrics(path, 2)
+    again.add(step=2, validation=1.5, seconds=4)
+    again.add(step=3, loss=0.5)
+    again.close()
+    assert [sorted(line) for line in read_metrics(path)] == [
+        ["loss", "step"],
+        ["seconds", "step", "validation"],
+        ["loss", "step"],
+    ]

@@ -173,7 +173,7 @@ def sweep(
     does, and on the device: a point says how it was drawn.
     """
     check_positive(texts=n, batch=batch)
-    state, conditions = PartialState(), json.loads(json.dumps({**(settings or {}), "texts": n}))
+    state, conditions = PartialState(), json.loads(json.dumps({"texts": n, **(settings or {})}))
     points: dict[int, Point] = {}
     if path is not None:
         points, problem = broadcast_object_list([*_read(path, conditions)] if state.is_main_process else [None, None])

@@ -9,6 +9,7 @@ lm-eval finds models of other packages only once they are imported, which this m
 
 from __future__ import annotations
 
+import inspect
 import itertools
 import sys
 from collections import defaultdict
@@ -27,6 +28,7 @@ from maskless import api
 from maskless.checkpoint import Model
 from maskless.codec.text import TextCodec
 from maskless.evaluate import options
+from maskless.logits import check_seed
 from maskless.objective import mixed_seed
 
 NAME = "maskless"
@@ -62,8 +64,11 @@ class Scorer:
         for what, name, table in (("form", form, FORMS), ("greedy", greedy, GREEDY)):
             if name not in table:
                 raise ValueError(f"unknown {what} {name!r}: expected one of {', '.join(table)}")
-        for what, value in (("samples", samples), ("batch_size", batch), ("block", block)):
-            if value < 1:
+        check_seed(_whole("seed", seed))
+        counts = {"samples": samples, "batch_size": batch, "block": block}
+        counts |= {} if block_steps is None else {"block_steps": block_steps}
+        for what, value in counts.items():
+            if _whole(what, value) < 1:
                 raise ValueError(f"{what} {value} is out of range: expected 1 or more")
         if not isinstance(model.codec, TextCodec):
             raise ValueError("lm-eval asks for text: expected a model of text with a tokenizer")
@@ -152,6 +157,13 @@ class Scorer:
             made[i] += row[-more:]
 
 
+def _whole(name: str, value: Any) -> int:
+    """A value of --model_args that must be a whole number."""
+    if not isinstance(value, int):
+        raise ValueError(f"{name} {value!r}: expected a whole number")
+    return value
+
+
 def _cut(text: str, until: Sequence[str]) -> int | None:
     """Where the first of the strings begins, None where none is there."""
     return min((at for stop in until if stop and (at := text.find(stop)) >= 0), default=None)
@@ -169,7 +181,7 @@ class Answers:
 
     def __init__(
         self,
-        pretrained: str,
+        pretrained: str = "",
         *,
         batch_size: int | str | None = None,
         max_batch_size: int | None = None,
@@ -179,6 +191,10 @@ class Answers:
         **how: Any,
     ) -> None:
         super().__init__()
+        known = inspect.signature(Scorer).parameters.keys() - {"model", "batch"}
+        if not pretrained or how.keys() - known:
+            wrong = ", ".join(sorted(how.keys() - known)) or "none for pretrained"
+            raise ValueError(f"--model_args has {wrong}: expected pretrained=MODEL, and of {', '.join(sorted(known))}")
         state = PartialState(cpu=not torch.accelerator.is_available() or device == "cpu")
         self._rank, self._world_size = state.process_index, state.num_processes
         own = state.num_processes == 1 and torch.accelerator.is_available()  # lm-eval says cuda:0 unasked

@@ -231,7 +231,11 @@ def _read(path: Path, conditions: dict[str, Any]) -> tuple[dict[float, Point], s
         return {}, f"{path} is not the file of a sweep: {error}"
     for name, value in conditions.items():
         if not _same(name, stated[name], value):
-            return {}, f"{path} was made with {name} {stated[name]}, not {value}: name another file"
+            before, now = stated[name], value
+            if name == "settings" and isinstance(before, dict):  # the first that differs
+                name = next(one for one in now | before if before.get(one) != now.get(one))
+                before, now = before.get(name), now.get(name)
+            return {}, f"{path} was made with {name} {before}, not {now}: name another file"
     return {point.guidance: point for point in points}, ""
 
 
