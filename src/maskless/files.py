@@ -29,6 +29,12 @@ def write_aside(path: Path, write: Callable[[Path], object]) -> None:
         aside.unlink(missing_ok=True)
 
 
+def sweep(folder: Path) -> None:
+    """Remove what a killed process left half-written in a folder, and in those that are in it."""
+    for part in (*folder.glob(".*.part"), *folder.glob("*/.*.part")):
+        shutil.rmtree(part) if part.is_dir() else part.unlink()
+
+
 def put_folder(aside: Path, target: Path) -> None:
     """Rename a finished folder into its place, where an empty or an older one may stand."""
     old = aside.with_suffix(".old")

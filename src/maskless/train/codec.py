@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 import json
 import math
-import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -22,13 +21,23 @@ from maskless import pictures
 from maskless.codec.vq import VQ, VQConfig, check_size, read_codec, to_images, to_pixels
 from maskless.codec.vq_losses import psnr
 from maskless.data.images import read_images
-from maskless.files import write_aside
+from maskless.files import sweep, write_aside
 from maskless.nn import autocast
 from maskless.train.codec_loop import CodecConfig, CodecStep, Trainer, share_done, train_steps
 from maskless.train.interruption import Interruption
 from maskless.train.loop import Clock, is_due
-from maskless.train.report import DIVERGED, Metrics, Speed, or_unknown, progress_bar
-from maskless.train.state import UNREADABLE, check_end, dump, saved, unreadable
+from maskless.train.report import Metrics, Speed, or_unknown, progress_bar
+from maskless.train.state import (
+    DIVERGED,
+    UNREADABLE,
+    check_end,
+    check_numbers,
+    diverged,
+    dump,
+    finite,
+    saved,
+    unreadable,
+)
 
 MOST_TESTED = 1_024  # of the images that are held out
 LARGEST = 64  # pixels along a side, if nobody says
@@ -137,8 +146,7 @@ class CodecRun:
         self.trainer = Trainer(config, images, trained, find_device())
         self.start, spent = self._restore()
         folder.mkdir(parents=True, exist_ok=True)
-        for part in (*folder.glob(".*.part"), *folder.glob("*/.*.part")):  # what a killed process left half-written
-            shutil.rmtree(part) if part.is_dir() else part.unlink()
+        sweep(folder)
         text = json.dumps(dataclasses.asdict(config) | {PICTURES: images.shape}, indent=2) + "\n"
         write_aside(folder / "run.json", lambda path: path.write_text(text))
         self.metrics = Metrics(folder / "metrics.jsonl", self.start)
@@ -159,8 +167,9 @@ class CodecRun:
         values = iter(torch.stack([value.float() for line in found for value in line.values()]).tolist())  # one wait
         for step, names in zip(self.waiting, found, strict=True):
             line = {name: next(values) for name in names}
-            if not math.isfinite(line["loss"]):
-                raise ValueError(f"the loss is {line['loss']} at step {step.step}: {DIVERGED}")
+            if wrong := [name for name, value in line.items() if not math.isfinite(value)]:
+                said = f"the {wrong[0]} is {line[wrong[0]]}"  # the loss comes first, then its parts, then the gradient
+                raise diverged(said, step.step, self.folder / "states")
             use = self._use() if step is self.waiting[-1] else {}
             self._note(step.step, **line, rate=step.rate, **use)
         self.waiting.clear()
@@ -169,18 +178,21 @@ class CodecRun:
     @torch.no_grad()
     def evaluate(self, step: int) -> Quality:
         """PSNR of the averaged weights on images that were held out, and a picture of some of them."""
+        self._write_losses()  # one that is no number is named before it spoils what is measured
         decibels, differences = [], []
         batch, count = self.config.batch, min(SHOWN, len(self.tested))
         with self.clock.paused(), self._averaged():
-            shown, rebuilt = self._rebuilt(self.tested[np.arange(count) * len(self.tested) // count])
-            pictures.reconstructions(
-                to_pixels(shown).cpu(), to_pixels(rebuilt).cpu(), self.folder / "reconstructions.png"
-            )
             for first in range(0, len(self.tested), batch):
                 images, out = self._rebuilt(self.tested[first : first + batch])
                 decibels.append(psnr(out, images))
                 differences.append((out.float().clamp(-1, 1) - images).abs().mean((1, 2, 3)))
-        each = torch.cat(decibels).double().cpu()
+            each = torch.cat(decibels).double().cpu()
+            if not each.isfinite().all():
+                raise ValueError(f"the PSNR is {each.mean().item()} at step {step}: {DIVERGED}")
+            shown, rebuilt = self._rebuilt(self.tested[np.arange(count) * len(self.tested) // count])
+            pictures.reconstructions(
+                to_pixels(shown).cpu(), to_pixels(rebuilt).cpu(), self.folder / "reconstructions.png"
+            )
         error = each.std().item() / math.sqrt(len(each)) if len(each) > 1 else math.nan
         l1 = torch.cat(differences).mean().item()
         quality = Quality(each.mean().item(), error, l1, len(each), self.held_out, **self._use())
@@ -197,6 +209,8 @@ class CodecRun:
     def save(self, step: int) -> None:
         """Write the losses up to here, the training state, then the averaged codec."""
         self._write_losses()  # the metrics of a run that resumes here have no gap
+        if not finite(self.trainer.weights()):  # a state of them would take the place of a good one
+            raise diverged("weights are no finite numbers", step, self.folder / "states")
         with self.clock.paused():
             folder = self.folder / "states"
             state = {"step": step, "seconds": self.clock.seconds, "trainer": self.trainer.state()}
@@ -218,6 +232,7 @@ class CodecRun:
         try:
             state = torch.load(states[-1], map_location="cpu", weights_only=True)
             self.trainer.restore(state["trainer"])
+            check_numbers(self.trainer.weights())
             return state["step"], state["seconds"]
         except UNREADABLE as error:
             raise unreadable(states, error) from None

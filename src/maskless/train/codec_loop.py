@@ -162,6 +162,10 @@ class Trainer:
         place = next(i for i, p in enumerate(self.codec.parameters()) if p is weight)
         self.ema.averages[place][numbers] = weight[numbers]
 
+    def weights(self) -> list[Tensor]:
+        """All numbers that steps change, but for the moments of the optimisers."""
+        return [*self.codec.parameters(), *self.judge.parameters(), *self.ema.averages]
+
     def state(self) -> dict[str, Any]:
         """All that a resumed run needs, beside the step."""
         return {

@@ -12,8 +12,6 @@ from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn, TimeEl
 
 from maskless.files import json_text, write_aside
 
-DIVERGED = "try a lower learning rate, in another --out"  # where a number is none any more
-
 
 def or_unknown(number: float, spec: str) -> str:
     """A number as `spec` has it, or ? where there is none, such as the standard error of a single value."""

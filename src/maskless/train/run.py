@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 import json
 import math
-import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -29,14 +28,14 @@ from maskless.data.image_tokens import ImageTokens, PreparedImages
 from maskless.data.tokens import Prepared, TokenRows
 from maskless.ema import EMA
 from maskless.evaluate.likelihood import Likelihood, likelihood
-from maskless.files import write_aside
+from maskless.files import sweep, write_aside
 from maskless.images import generate_images
 from maskless.nn.blocks import open_gates
 from maskless.train import state
 from maskless.train.data import open_data, same_data
 from maskless.train.interruption import Interruption
 from maskless.train.loop import MODELS, Clock, Progress, TrainConfig, compile_layers, is_due, share_done, train
-from maskless.train.report import DIVERGED, Metrics, Speed, or_unknown, plot_losses, progress_bar
+from maskless.train.report import Metrics, Speed, or_unknown, plot_losses, progress_bar
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -109,7 +108,7 @@ class Run:
         self.start, spent = state.restore(folder / "states", self.network, self.optimizer, self.ema, self.accelerator)
         self.model = _model(self.accelerator.unwrap_model(self.network), self.data)
         if self.main:
-            _sweep(folder)
+            sweep(folder)
             self.config.write(folder)
             self.metrics = Metrics(folder / "metrics.jsonl", self.start)
         # For TensorBoard the name is a folder of the run, for the others a project.
@@ -156,8 +155,9 @@ class Run:
         losses = torch.stack([torch.stack([s.loss.float(), s.gradient.float()]) for s in self.waiting])
         losses = self.accelerator.reduce(losses, "mean").cpu()
         for waited, (loss, gradient) in zip(self.waiting, losses.tolist(), strict=True):
-            if not math.isfinite(loss):
-                raise ValueError(f"the loss is {loss} at step {waited.step}: {DIVERGED}")
+            for name, value in (("loss", loss), ("gradient", gradient)):
+                if not math.isfinite(value):
+                    raise state.diverged(f"the {name} is {value}", waited.step, self.folder / "states")
             self._note(step=waited.step, loss=loss, gradient=gradient, rate=waited.rate)
         self.waiting.clear()
         return losses[-1, 0].item()
@@ -170,7 +170,7 @@ class Run:
                 self.model.network, self.data.split("valid"), sequences=sequences, samples=4, pad=self.data.pad
             )
         if not math.isfinite(measured.nats):
-            raise ValueError(f"the validation bound is {measured.nats} at step {step}: {DIVERGED}")
+            raise ValueError(f"the validation bound is {measured.nats} at step {step}: {state.DIVERGED}")
         numbers = {"validation": measured.nats, "error": measured.error, "perplexity": measured.perplexity}
         self._note(step=step, **numbers)
         return measured
@@ -198,6 +198,9 @@ class Run:
     def save(self, step: int) -> None:
         """Write the losses up to here, the training state, then the averaged model."""
         self._write_losses()  # the metrics of a run that resumes here have no gap
+        whole = state.finite([*self.network.parameters(), *self.ema.averages])
+        if self.accelerator.reduce((~whole).float()).item():  # a state of them would take the place of a good one
+            raise state.diverged("weights are no finite numbers", step, self.folder / "states")
         with self.clock.paused():
             trained = self.network, self.optimizer, self.ema, self.accelerator
             state.save(self.folder / "states", step, self.clock.seconds, *trained, self.settings.keep)
@@ -301,12 +304,6 @@ def _pm(measured: Likelihood) -> str:
 def processes() -> PartialState:
     """The processes that a launcher started to train together; without an accelerator they are joined over gloo."""
     return PartialState(cpu=parse_flag_from_env("ACCELERATE_USE_CPU") or not torch.accelerator.is_available())
-
-
-def _sweep(folder: Path) -> None:
-    """Remove what a killed process left half-written."""
-    for part in (*folder.glob(".*.part"), *folder.glob("*/.*.part")):
-        shutil.rmtree(part) if part.is_dir() else part.unlink()
 
 
 def _accelerator(settings: TrainConfig, folder: Path) -> Accelerator:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pickle
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,7 @@ from torch.distributed.checkpoint.state_dict import StateDictOptions, get_state_
 from maskless.ema import EMA
 from maskless.files import write_aside
 
+DIVERGED = "try a lower learning rate, in another --out"  # where a number is none any more
 WHOLE = StateDictOptions(full_state_dict=True, cpu_offload=True)
 # What reading a file that is damaged, or of another run, may raise.
 UNREADABLE = (RuntimeError, KeyError, EOFError, ValueError, OSError, pickle.UnpicklingError)
@@ -56,6 +58,7 @@ def restore(
         return 0, 0.0
     try:
         state: dict[str, Any] = torch.load(states[-1], map_location="cpu", weights_only=True)
+        check_numbers([*state["weights"].values(), *state["averages"]])
         set_state_dict(
             network,
             optimizer,
@@ -80,6 +83,25 @@ def unreadable(states: list[Path], error: Exception) -> ValueError:
     reason = "torch cannot read it" if broken else (str(error).splitlines() or [repr(error)])[0]
     older = f"; without that file the run goes on from {states[-2].name}" if len(states) > 1 else ""
     return ValueError(f"{states[-1]} does not fit this run or is damaged: {reason}{older}")
+
+
+def finite(tensors: Iterable[Tensor]) -> Tensor:
+    """Whether all numbers of some tensors, or of this process's shards of them, are finite.  -> () bool"""
+    local = (value.to_local() if hasattr(value, "to_local") else value for value in tensors)
+    return torch.stack([value.detach().isfinite().all() for value in local]).all()
+
+
+def check_numbers(tensors: Iterable[Tensor]) -> None:
+    """Raise a ValueError if a state that was read holds what is no number."""
+    if not finite(tensors):
+        raise ValueError("it holds weights that are no finite numbers")
+
+
+def diverged(said: str, step: int, folder: Path) -> ValueError:
+    """What to say of a run whose numbers are none any more; folder: its states, all of them from before."""
+    states = saved(folder)
+    way_back = f"--resume goes on from {states[-1].name}; if it ends here again, " if states else ""
+    return ValueError(f"{said} at step {step}: {way_back}{DIVERGED}")
 
 
 def check_end(folder: Path, steps: int) -> None:
