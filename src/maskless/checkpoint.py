@@ -13,8 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors import SafetensorError
-from safetensors.torch import load_file, save_file
+from safetensors.torch import save_file
 from torch import Tensor, nn
 
 from maskless import shipped
@@ -26,6 +25,7 @@ from maskless.nn.masked import MaskedConfig, MaskedTransformer
 from maskless.nn.maskgit import MaskGIT, MaskGITConfig
 from maskless.nn.partition import PartitionConfig, PartitionTransformer
 from maskless.problems import dense
+from maskless.weights import read_network
 
 NETWORKS: dict[str, tuple[type[Any], type[nn.Module]]] = {
     "partition": (PartitionConfig, PartitionTransformer),
@@ -175,35 +175,14 @@ def _read_network(folder: Path) -> tuple[nn.Module, str, list[str]]:
         config = json.loads((folder / "config.json").read_text())
         kind, layout, classes = config["kind"], config["layout"], config.get("classes", [])
         make_config, make_network = NETWORKS[kind]
-        network = make_network(make_config(**config["network"]))
+        sizes = make_config(**config["network"])
         if layout not in LAYOUTS or not (isinstance(classes, list) and all(isinstance(name, str) for name in classes)):
             raise TypeError(f"layout {layout!r}, classes {classes!r}")
     except FileNotFoundError:
         raise ValueError(f"{folder} is not a model folder: it has no config.json") from None
-    except (ValueError, KeyError, TypeError, RuntimeError, ArithmeticError) as error:
+    except (ValueError, KeyError, TypeError, RecursionError) as error:
         raise ValueError(f"{folder / 'config.json'} is not a maskless config: {error!r}") from None
-    file = folder / "model.safetensors"
-    try:
-        state = load_file(file)
-    except FileNotFoundError:
-        raise ValueError(f"{folder} is not a model folder: it has no model.safetensors") from None
-    except SafetensorError as error:
-        raise ValueError(f"{file} is damaged or not a safetensors file: {error}") from None
-    load_state(network, state, file)
-    return network, layout, classes
-
-
-def load_state(network: nn.Module, state: dict[str, Tensor], source: object) -> None:
-    """Put tensors into a network; one clear line about the first that does not fit."""
-    own = network.state_dict()
-    for name, value in own.items():
-        if name not in state:
-            raise ValueError(f"{source} lacks the tensor {name!r}")
-        if state[name].shape != value.shape:
-            raise ValueError(f"{source}: {name!r} is {tuple(state[name].shape)}, expected {tuple(value.shape)}")
-    if extra := state.keys() - own.keys():
-        raise ValueError(f"{source} holds the unknown tensor {min(extra)!r}")
-    network.load_state_dict(state)
+    return read_network(folder / "model.safetensors", make_network, sizes, kind="model"), layout, classes
 
 
 def _download(name: str) -> Path:

@@ -12,7 +12,6 @@ import collections
 import math
 import pickle
 import types
-import zipfile
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +21,7 @@ from torch import Tensor, nn
 from maskless.nn.masked import MaskedConfig, MaskedTransformer
 from maskless.nn.maskgit import MaskGIT, MaskGITConfig
 from maskless.nn.partition import PartitionConfig, PartitionTransformer
+from maskless.weights import check_archive, check_claims, filled, outline
 
 QUERY_NAMES = {"learn+freqs": "position", "learn+freqs+mean": "mean", "learn+freqs+logsumexp": "logsumexp"}
 BERT_VOCAB, BERT_MASK = 30_522, 103
@@ -124,17 +124,18 @@ def read(path: str | Path, *, weights: str = "ema", queries: str | None = None, 
     state = {_bare(str(name)): value for name, value in stored.items() if isinstance(value, Tensor)}
     settings = _entry(_plain(_entry(content.get("hyper_parameters"), "config")), "model")
     try:
-        network = _empty_network(path, state, settings, queries, length)
-    except (TypeError, RuntimeError, IndexError, ArithmeticError) as error:
-        raise ValueError(f"{path} is not a released checkpoint: {error!r}") from None
-    names = _names(network)
+        make, config = _sizes(state, settings, queries, length)
+    except (ValueError, TypeError, RuntimeError, IndexError, ArithmeticError) as error:
+        raise ValueError(f"{path} is not a released checkpoint: {error}") from None
+    names = _names(config)
     source = _ema(path, content, names) if weights == "ema" and not images else state
     if unknown := [name for name in state if name not in names and not name.endswith(IGNORED)]:
         raise ValueError(
             f"{path} holds the tensor {unknown[0]!r}, which no known {'image' if images else 'text'} model has"
         )
-    network.load_state_dict(_fitting(path, source, names, network.state_dict()))
-    return network
+    check_claims(path, [source[name] for name in names if name in source])
+    own = outline(make, config, len(source), path).state_dict()
+    return filled(make, config, _fitting(path, source, names, own), path)
 
 
 def _fitting(path: Path, source: dict[str, Tensor], names: dict[str, str], own: dict[str, Tensor]) -> dict[str, Tensor]:
@@ -151,9 +152,8 @@ def _fitting(path: Path, source: dict[str, Tensor], names: dict[str, str], own: 
     return {ours: torch.cat(tensors) for ours, tensors in parts.items()}
 
 
-def _names(network: nn.Module) -> dict[str, str]:
-    """Released name -> ours for every parameter of a network, in the released order."""
-    c: Any = network.config
+def _names(c: Any) -> dict[str, str]:
+    """Released name -> ours for every parameter of a network with this configuration, in the released order."""
     if isinstance(c, MaskGITConfig):
         blocks = [(f"transformer.layers.{i}.", f"blocks.{i}.", MASKGIT_BLOCK) for i in range(c.layers)]
         return _prefixed([("", "", MASKGIT_STEM), *blocks, ("", "", MASKGIT_END)])
@@ -173,15 +173,16 @@ def _prefixed(tables: list[tuple[str, str, list[tuple[str, str]]]]) -> dict[str,
     return {theirs + a: ours + b for theirs, ours, table in tables for a, b in table}
 
 
-def _empty_network(
-    path: Path, state: dict[str, Tensor], settings: Any, queries: str | None, length: int | None
-) -> nn.Module:
+def _sizes(
+    state: dict[str, Tensor], settings: Any, queries: str | None, length: int | None
+) -> tuple[type[nn.Module], Any]:
+    """What kind of network it is, and its configuration."""
     if "tok_emb.weight" in state and "cls_emb.weight" in state:
-        return _empty_maskgit(path, state)
+        return MaskGIT, _maskgit_sizes(state)
     image = "cls_embed.embedding_table.weight" in state
     if "vocab_embed.embedding" not in state or not (image or "sigma_map.mlp.0.weight" in state):
-        raise ValueError(f"{path} is not a released checkpoint: it lacks vocab_embed, or sigma_map and cls_embed")
-    vocab, width = _table(path, state, "vocab_embed.embedding")
+        raise ValueError("it lacks vocab_embed, or sigma_map and cls_embed")
+    vocab, width = _table(state, "vocab_embed.embedding")
     inverse = state.get("rotary_emb.inv_freq")
     sizes: dict[str, Any] = {
         "vocab": vocab,
@@ -190,7 +191,7 @@ def _empty_network(
         "length": length or _entry(settings, "length") or (1025 if image else 1024),
     }
     if image:
-        classes, sizes["condition"] = _table(path, state, "cls_embed.embedding_table.weight")
+        classes, sizes["condition"] = _table(state, "cls_embed.embedding_table.weight")
         sizes |= {"classes": classes - 1, "registers": True, "grid": _square(sizes["length"])}
         mask = vocab - 2  # the last id is BOS
     else:
@@ -198,45 +199,41 @@ def _empty_network(
         mask = BERT_MASK if vocab == BERT_VOCAB else vocab - 1
     if "decoder.group_swap.base_embedding" not in state and not image:
         told = length is not None or _entry(settings, "length") is not None
-        return MaskedTransformer(MaskedConfig(**sizes, mask=mask, layers=_depth(state, "blocks."), always_full=told))
+        return MaskedTransformer, MaskedConfig(**sizes, mask=mask, layers=_depth(state, "blocks."), always_full=told)
     mode = _entry(_entry(settings, "swap"), "pre_query_mode") or "learn+freqs"
     if queries is None and mode not in QUERY_NAMES:
-        raise ValueError(f"{path} has queries of the kind {mode!r}: expected one of {', '.join(QUERY_NAMES)}")
-    return PartitionTransformer(
-        PartitionConfig(
-            **sizes,
-            never=mask,
-            encoder=_depth(state, "encoder.blocks."),
-            decoder=_depth(state, "decoder.layers."),
-            queries=queries or QUERY_NAMES[mode],
-            swap="released",
-        )
+        raise ValueError(f"it has queries of the kind {mode!r}: expected one of {', '.join(QUERY_NAMES)}")
+    return PartitionTransformer, PartitionConfig(
+        **sizes,
+        never=mask,
+        encoder=_depth(state, "encoder.blocks."),
+        decoder=_depth(state, "decoder.layers."),
+        queries=queries or QUERY_NAMES[mode],
+        swap="released",
     )
 
 
-def _empty_maskgit(path: Path, state: dict[str, Tensor]) -> MaskGIT:
-    vocab, width = _table(path, state, "tok_emb.weight")
-    places, hidden = (_table(path, state, name)[0] for name in ("pos_emb.weight", "transformer.layers.0.ff.w1.weight"))
-    return MaskGIT(
-        MaskGITConfig(
-            vocab=vocab,
-            mask=vocab - 1,
-            length=1 + places,
-            classes=_table(path, state, "cls_emb.weight")[0] - 1,
-            width=width,
-            heads=max(1, width // HEAD_WIDTH),
-            layers=_depth(state, "transformer.layers."),
-            hidden=hidden,
-            grid=_square(1 + places),
-        )
+def _maskgit_sizes(state: dict[str, Tensor]) -> MaskGITConfig:
+    vocab, width = _table(state, "tok_emb.weight")
+    places, hidden = (_table(state, name)[0] for name in ("pos_emb.weight", "transformer.layers.0.ff.w1.weight"))
+    return MaskGITConfig(
+        vocab=vocab,
+        mask=vocab - 1,
+        length=1 + places,
+        classes=_table(state, "cls_emb.weight")[0] - 1,
+        width=width,
+        heads=max(1, width // HEAD_WIDTH),
+        layers=_depth(state, "transformer.layers."),
+        hidden=hidden,
+        grid=_square(1 + places),
     )
 
 
-def _table(path: Path, state: dict[str, Tensor], name: str) -> tuple[int, int]:
+def _table(state: dict[str, Tensor], name: str) -> tuple[int, int]:
     """The sizes of a matrix."""
     shape = tuple(state[name].shape) if name in state else "missing"
     if len(shape) != 2 or isinstance(shape, str):
-        raise ValueError(f"{path}: {name!r} is {shape}, expected a matrix of two sizes")
+        raise ValueError(f"{name!r} is {shape}, expected a matrix of two sizes")
     return shape[0], shape[1]
 
 
@@ -313,9 +310,10 @@ def _unpickle(path: Path) -> dict[str, Any]:
         raise ValueError(f"{path} is damaged or not a checkpoint: neither an archive nor a pickle that torch wrote")
     module: Any = types.SimpleNamespace(Unpickler=_Unpickler, load=_load, __name__="maskless.official")
     try:
-        if zipfile.is_zipfile(path) and "constants.pkl" in torch._C.PyTorchFileReader(str(path)).get_all_records():
+        archive = check_archive(path)
+        if archive and "constants.pkl" in torch._C.PyTorchFileReader(str(path)).get_all_records():
             raise ValueError("a TorchScript archive holds code")
-        content = torch.load(path, map_location="cpu", pickle_module=module, weights_only=False)
+        content = torch.load(path, map_location="cpu", pickle_module=module, weights_only=False, mmap=archive)
     except FileNotFoundError:
         raise ValueError(f"{path} does not exist") from None
     except Exception as error:  # a damaged file fails in as many ways as there are formats

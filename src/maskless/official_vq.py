@@ -7,14 +7,14 @@ torch's own restricted reader loads the tensors; every class that it does not kn
 from __future__ import annotations
 
 import pickle
-import zipfile
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from maskless.codec.vq import VQ, VQConfig, load_tensors
+from maskless.codec.vq import VQ, VQConfig
+from maskless.weights import check_archive, check_claims, filled
 
 UNUSED = "quantize.codebook_used"  # a record of the last training batches
 
@@ -36,11 +36,10 @@ def read(path: str | Path) -> VQ:
     content = _load(path)
     state = content.get("model", content) if isinstance(content, dict) else None
     tensors = state if isinstance(state, dict) else {}
-    state = {str(name): value.float() for name, value in tensors.items() if isinstance(value, Tensor)}
+    state = {str(name): value for name, value in tensors.items() if isinstance(value, Tensor)}
     state.pop(UNUSED, None)
-    codec = VQ(_config(path, state))
-    load_tensors(codec, state, path)
-    return codec.eval()
+    check_claims(path, list(state.values()))
+    return filled(VQ, _config(path, state), state, path).eval()
 
 
 def _config(path: Path, state: dict[str, Tensor]) -> VQConfig:
@@ -72,9 +71,10 @@ def _count(state: dict[str, Tensor], prefix: str) -> int:
 
 def _load(path: Path) -> Any:
     try:
-        unknown = torch.serialization.get_unsafe_globals_in_checkpoint(path) if zipfile.is_zipfile(path) else []
+        archive = check_archive(path)
+        unknown = torch.serialization.get_unsafe_globals_in_checkpoint(path) if archive else []
         with torch.serialization.safe_globals([(_Record, name) for name in unknown]):
-            return torch.load(path, map_location="cpu", weights_only=True)
+            return torch.load(path, map_location="cpu", weights_only=True, mmap=archive)
     except FileNotFoundError:
         raise ValueError(f"{path} does not exist") from None
     except pickle.UnpicklingError:  # whose message recommends to run it

@@ -57,7 +57,7 @@ def test_folders_that_are_not_prepared_are_refused(folder, tmp_path):
         (tmp_path / "index.json").write_text(json.dumps(index | change))
         with pytest.raises(ValueError, match=r"index\.json: not an index of prepared tokens"):
             open_tokens(tmp_path)
-    for text in ("", "[]", "{}", "{"):
+    for text in ("", "[]", "{}", "{", "[" * 99_999):
         (tmp_path / "index.json").write_text(text)
         with pytest.raises(ValueError, match=r"index\.json: not an index of prepared tokens"):
             open_tokens(tmp_path)

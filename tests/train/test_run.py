@@ -185,7 +185,7 @@ def test_a_configuration_survives_its_file(configure, tmp_path):
     assert RunConfig.read(tmp_path) == config
 
 
-@pytest.mark.parametrize("content", ["{", "{}", '{"data": "", "network": {}, "train": {"colour": 1}}'])
+@pytest.mark.parametrize("content", ["{", "{}", '{"data": "", "network": {}, "train": {"colour": 1}}', "[" * 99_999])
 def test_a_configuration_that_is_none_is_named(content, tmp_path):
     (tmp_path / "run.json").write_text(content)
     with pytest.raises(ValueError, match=r"run\.json is not a run's configuration"):

@@ -18,13 +18,14 @@ from typing import Any
 import numpy as np
 import torch
 import torch.nn.functional as F
-from safetensors import SafetensorError
-from safetensors.torch import load_file, save_file
+from safetensors.torch import save_file
 from torch import Tensor, nn
 
 from maskless.codec.vq_blocks import GROUPS, Decoder, Encoder
 from maskless.files import write_aside
 from maskless.nn import autocast
+from maskless.nn.sizes import check_fields, whole
+from maskless.weights import read_network
 
 TABLE = 1 << 27  # cosines of places and codes that are held at a time
 MOST_CODES = 1 << 24
@@ -43,15 +44,11 @@ class VQConfig:
     channels: int = 3
 
     def __post_init__(self) -> None:
-        for name in ("codes", "code_width", "latent", "width", "blocks", "channels"):
-            value = getattr(self, name)
-            if not isinstance(value, int) or value < 1:
-                raise ValueError(f"{name} {value!r} is out of range: expected a whole number, 1 or more")
+        check_fields(self)
         if self.width % GROUPS:
             raise ValueError(f"width {self.width} does not fit: expected a multiple of {GROUPS}")
         object.__setattr__(self, "multipliers", tuple(self.multipliers))  # JSON has lists
-        whole = all(isinstance(m, int) and m >= 1 for m in self.multipliers)
-        if not 2 <= len(self.multipliers) <= 5 or not whole or self.multipliers[0] != 1:
+        if not 2 <= len(self.multipliers) <= 5 or self.multipliers[0] != 1:
             raise ValueError(f"multipliers {list(self.multipliers)}: expected 1 first, then 1 to 4 whole numbers")
 
     @property
@@ -196,7 +193,8 @@ class PixelCodec(nn.Module):
 
     def __init__(self, levels: int, channels: int = 1):
         super().__init__()
-        if levels < 2 or channels < 1 or levels**channels > MOST_CODES:
+        few = whole(levels, 2) and whole(channels) and levels <= MOST_CODES and channels < MOST_CODES.bit_length()
+        if not few or levels**channels > MOST_CODES:
             expected = f"2 levels or more, 1 channel or more, at most {MOST_CODES:,} tokens"
             raise ValueError(f"{levels} levels of {channels} channel(s): expected {expected}")
         self.levels, self.channels = levels, channels
@@ -227,10 +225,7 @@ class PixelCodec(nn.Module):
 
 
 ImageCodec = VQ | PixelCodec
-CODECS: dict[str, Callable[[dict[str, Any]], ImageCodec]] = {
-    "vq": lambda fields: VQ(VQConfig(**fields)),
-    "pixels": lambda fields: PixelCodec(**fields),
-}
+CODECS: dict[str, Callable[..., VQConfig | PixelCodec]] = {"vq": VQConfig, "pixels": PixelCodec}
 
 
 def read_codec(folder: str | Path) -> ImageCodec:
@@ -240,32 +235,14 @@ def read_codec(folder: str | Path) -> ImageCodec:
         folder = folder / "codec"
     try:
         config = json.loads((folder / "config.json").read_text())
-        codec = CODECS[config["kind"]](config["codec"])
+        codec = CODECS[config["kind"]](**config["codec"])
     except (FileNotFoundError, NotADirectoryError):
         raise ValueError(f"{folder} is not a codec folder: it has no config.json") from None
-    except (json.JSONDecodeError, UnicodeDecodeError, KeyError, TypeError) as error:
+    except (ValueError, KeyError, TypeError, RecursionError) as error:
         raise ValueError(f"{folder / 'config.json'} is not a codec's configuration: {error!r}") from None
-    if isinstance(codec, VQ):
-        file = folder / "model.safetensors"
-        try:
-            load_tensors(codec, load_file(file), file)
-        except FileNotFoundError:
-            raise ValueError(f"{folder} is not a codec folder: it has no model.safetensors") from None
-        except SafetensorError as error:
-            raise ValueError(f"{file} is damaged or not a safetensors file: {error}") from None
+    if isinstance(codec, VQConfig):
+        return read_network(folder / "model.safetensors", VQ, codec, kind="codec").eval()
     return codec.eval()
-
-
-def load_tensors(codec: VQ, state: dict[str, Tensor], source: object) -> None:
-    """Put tensors into a codec; one clear line about the first that does not fit."""
-    own = codec.state_dict()
-    for name, value in own.items():
-        if name not in state or state[name].shape != value.shape:
-            found = tuple(state[name].shape) if name in state else "missing"
-            raise ValueError(f"{source}: {name!r} is {found}, expected {tuple(value.shape)}")
-    if extra := state.keys() - own.keys():
-        raise ValueError(f"{source} holds the unknown tensor {min(extra)!r}")
-    codec.load_state_dict(state)
 
 
 def to_images(pixels: Tensor | np.ndarray) -> Tensor:

@@ -115,7 +115,7 @@ def holds_images(folder: str | Path) -> bool:
     """Whether a folder was made by `prepare_images`, by its index alone."""
     try:
         return json.loads((Path(folder) / INDEX).read_text(encoding="utf-8"))["format"] == KIND
-    except (OSError, ValueError, KeyError, TypeError):
+    except (OSError, ValueError, KeyError, TypeError, RecursionError):
         return False
 
 
@@ -134,7 +134,7 @@ def open_images(folder: str | Path) -> PreparedImages:
         prepared = PreparedImages(folder=folder, **fields)
         if prepared.dtype not in DTYPES or len(prepared.grid) != 2:
             raise ValueError(f"dtype {prepared.dtype!r}, grid {prepared.grid}")
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise ValueError(f"{path}: not an index of prepared pictures ({error})") from error
     for name, split in prepared.splits.items():
         _check_file(bin_path(folder, name), split.rows * prepared.length * DTYPES[prepared.dtype].itemsize)

@@ -103,7 +103,7 @@ def read_index(folder: Path) -> Prepared:
         prepared = Prepared(folder=folder, **fields)
         if prepared.dtype not in DTYPES:
             raise ValueError(f"dtype {prepared.dtype!r}, expected {' or '.join(DTYPES)}")
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise ValueError(f"{path}: not an index of prepared tokens ({error})") from error
     return prepared
 

@@ -26,13 +26,6 @@ Operands = tuple[Tensor, Tensor, Tensor | None]  # of a linear: input, weight an
 Read = Callable[["Head", Tensor, Tensor], Tensor]
 
 
-def check_sizes(config: Any, *layers: str) -> None:
-    """Raise a ValueError about a width, a number of heads or of layers that no network has."""
-    for name in ("width", "heads", *layers):
-        if getattr(config, name) < 1:
-            raise ValueError(f"{name} {getattr(config, name)} is out of range: expected 1 or more")
-
-
 class Norm(nn.Module):
     """The weight of a layer norm without bias. It is never applied to tokens: the linear that follows takes it in."""
 

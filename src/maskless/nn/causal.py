@@ -14,7 +14,8 @@ import torch
 from torch import Tensor, nn
 
 from maskless.nn.attention import rotary_table
-from maskless.nn.blocks import ConstantCondition, Embedding, Head, Read, SelfBlock, check_sizes, lowered, read_logits
+from maskless.nn.blocks import ConstantCondition, Embedding, Head, Read, SelfBlock, lowered, read_logits
+from maskless.nn.sizes import check_fields
 from maskless.problems import Offsets, Problems
 
 
@@ -31,7 +32,7 @@ class CausalConfig:
     dropout: float = 0.1
 
     def __post_init__(self) -> None:
-        check_sizes(self, "layers")
+        check_fields(self)
         if self.width % self.heads or (self.width // self.heads) % 2:
             raise ValueError(f"width {self.width} does not split into {self.heads} heads of even width")
 

@@ -14,7 +14,8 @@ import torch
 from torch import Tensor, nn
 
 from maskless.nn.attention import rotary_table
-from maskless.nn.blocks import ConstantCondition, Embedding, Head, Read, SelfBlock, check_sizes, read_logits
+from maskless.nn.blocks import ConstantCondition, Embedding, Head, Read, SelfBlock, read_logits
+from maskless.nn.sizes import check_fields
 from maskless.problems import Offsets, Problems
 
 
@@ -33,11 +34,9 @@ class MaskedConfig:
     dropout: float = 0.1
 
     def __post_init__(self) -> None:
-        check_sizes(self, "layers")
+        check_fields(self)
         if self.width % self.heads or (self.width // self.heads) % 2:
             raise ValueError(f"width {self.width} does not split into {self.heads} heads of even width")
-        if not 0 <= self.mask < self.vocab:
-            raise ValueError(f"mask id {self.mask} is outside the vocabulary of {self.vocab}")
 
 
 class MaskedTransformer(nn.Module):

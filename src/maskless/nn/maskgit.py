@@ -22,7 +22,6 @@ from maskless.nn.blocks import (
     Norm,
     Operands,
     Read,
-    check_sizes,
     dropout,
     gated,
     lowered,
@@ -30,6 +29,7 @@ from maskless.nn.blocks import (
     read_logits,
     spread,
 )
+from maskless.nn.sizes import check_fields
 from maskless.problems import Offsets, Problems
 
 
@@ -49,13 +49,9 @@ class MaskGITConfig:
     grid: tuple[int, int] | None = None  # rows and columns of the image
 
     def __post_init__(self) -> None:
-        check_sizes(self, "layers")
+        check_fields(self)
         if self.width % self.heads:
             raise ValueError(f"width {self.width} does not split into {self.heads} heads")
-        if not 0 <= self.mask < self.vocab:
-            raise ValueError(f"mask id {self.mask} is outside the vocabulary of {self.vocab}")
-        if self.classes < 1:
-            raise ValueError(f"classes {self.classes} is out of range: expected 1 or more")
         if self.grid is not None:
             object.__setattr__(self, "grid", tuple(self.grid))  # JSON has no tuples
             if self.length != 1 + math.prod(self.grid):

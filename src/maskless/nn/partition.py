@@ -24,10 +24,10 @@ from maskless.nn.blocks import (
     Normalised,
     Read,
     SelfBlock,
-    check_sizes,
     read_logits,
     spread,
 )
+from maskless.nn.sizes import check_fields
 from maskless.problems import Offsets, Problems
 
 QUERIES = ("position", "mean", "logsumexp")
@@ -58,14 +58,12 @@ class PartitionConfig:
     rope: str = "1d"  # positions that attention knows: "2d" is by row and column of the grid
 
     def __post_init__(self) -> None:
-        check_sizes(self, "encoder", "decoder")
+        check_fields(self)
         if self.width % self.heads or (self.width // self.heads) % 2:
             raise ValueError(f"width {self.width} does not split into {self.heads} heads of even width")
         for what, known in (("queries", QUERIES), ("swap", SWAPS), ("context", CONTEXTS), ("rope", ROPES)):
             if getattr(self, what) not in known:
                 raise ValueError(f"unknown {what} {getattr(self, what)!r}: expected one of {', '.join(known)}")
-        if self.classes is not None and self.classes < 1:
-            raise ValueError(f"classes {self.classes} is out of range: expected 1 or more, or none for no labels")
         if self.grid is not None:
             object.__setattr__(self, "grid", tuple(self.grid))  # JSON has no tuples
             rows, columns = self.grid

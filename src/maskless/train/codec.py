@@ -125,7 +125,7 @@ def read_config(folder: Path) -> CodecConfig:
         return CodecConfig(**fields | {"codec": VQConfig(**fields["codec"])})
     except FileNotFoundError:
         raise ValueError(f"nothing to resume: {folder} has no run.json") from None
-    except (KeyError, TypeError, json.JSONDecodeError) as error:
+    except (KeyError, TypeError, json.JSONDecodeError, RecursionError) as error:
         raise ValueError(f"{folder / 'run.json'} is not the configuration of a codec's run: {error!r}") from None
 
 

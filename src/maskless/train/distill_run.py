@@ -79,7 +79,7 @@ class DistillConfig:
             return DistillConfig(**fields | {"train": TrainConfig(**fields["train"])})
         except FileNotFoundError:
             raise ValueError(f"nothing to resume: {folder} has no {CONFIG}") from None
-        except (KeyError, TypeError, json.JSONDecodeError) as error:
+        except (KeyError, TypeError, json.JSONDecodeError, RecursionError) as error:
             raise ValueError(f"{folder / CONFIG} is not the configuration of a distillation: {error!r}") from None
 
 

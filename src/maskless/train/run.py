@@ -65,7 +65,7 @@ class RunConfig:
             return RunConfig(data=data, network=fields["network"], train=train, fingerprint=known)
         except FileNotFoundError:
             raise ValueError(f"nothing to resume: {folder} has no run.json") from None
-        except (KeyError, TypeError, json.JSONDecodeError) as error:
+        except (KeyError, TypeError, json.JSONDecodeError, RecursionError) as error:
             raise ValueError(f"{folder / 'run.json'} is not a run's configuration: {error!r}") from None
 
 
