@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import math
 import os
@@ -13,7 +14,8 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
-from maskless.files import json_text, write_aside
+from maskless import files
+from maskless.files import LOCK, json_text, locked, write_aside
 
 
 @pytest.fixture(params=[0o022, 0o027, 0o002], ids=oct)
@@ -74,3 +76,48 @@ def test_what_is_not_a_finite_number_is_null_in_json():
         "is": True,
         "text": "NaN",
     }
+
+
+# Folders for one process alone
+
+
+def test_a_locked_folder_is_refused_until_it_is_let_go(tmp_path):
+    folder = tmp_path / "new" / "folder"
+    with locked(folder):
+        says = f"{folder} is in use by process {os.getpid()} on .*: wait for its end"
+        with pytest.raises(ValueError, match=says), locked(folder):
+            pass
+        assert os.listdir(folder) == [LOCK]
+    assert os.listdir(tmp_path) == []  # it was made for this, and nothing came into it
+    (tmp_path / LOCK).write_text("77 on another machine")  # what a killed process left
+    (tmp_path / "mine").write_text("")
+    with locked(tmp_path):
+        (tmp_path / "more").write_text("")
+    assert sorted(os.listdir(tmp_path)) == ["mine", "more"]
+    with pytest.raises(ValueError, match="mine is not a folder"), locked(tmp_path / "mine"):
+        pass
+
+
+def test_a_lock_on_a_file_that_is_gone_is_none(tmp_path, monkeypatch):
+    """The owner of the lock may remove its file between the moments when it is opened and when it is locked."""
+    lock, removed = files.fcntl.flock, []
+
+    def late(handle: int, how: int) -> None:
+        if not removed:
+            removed.append((tmp_path / LOCK).unlink())
+        lock(handle, how)
+
+    monkeypatch.setattr(files.fcntl, "flock", late)
+    with locked(tmp_path):
+        assert removed
+        with pytest.raises(ValueError, match="is in use"), locked(tmp_path):
+            pass
+
+
+def test_a_file_system_without_locks_is_warned_about(tmp_path, monkeypatch):
+    def none(handle: int, how: int) -> None:
+        raise OSError(errno.ENOLCK, "No locks available")
+
+    monkeypatch.setattr(files.fcntl, "flock", none)
+    with pytest.warns(UserWarning, match=r"cannot be locked \(No locks available\): see to it"), locked(tmp_path):
+        pass

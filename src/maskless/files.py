@@ -1,17 +1,26 @@
-"""Files and folders that appear whole or not at all, and JSON that every program can read."""
+"""Files and folders that appear whole or not at all, folders for one process alone, and JSON for every program."""
 
 from __future__ import annotations
 
 import json
 import math
 import os
+import platform
 import shutil
 import stat
 import uuid
+import warnings
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
+
+try:
+    import fcntl
+except ImportError:  # only POSIX has it; elsewhere nothing is locked
+    fcntl = None  # type: ignore[assignment]
+
+LOCK = "run.lock"
 
 
 def write_aside(path: Path, write: Callable[[Path], object]) -> None:
@@ -55,6 +64,54 @@ def whole_folder(target: Path) -> Iterator[Path]:
     except BaseException:
         shutil.rmtree(aside, ignore_errors=True)
         raise
+
+
+@contextmanager
+def locked(folder: Path) -> Iterator[None]:
+    """A folder, made if need be, that no other process works in meanwhile; where one does, a ValueError says which.
+
+    The lock is the system's, on a file in the folder, so it ends with its process, however that ends. The file is gone
+    afterwards, and so is a folder that was made here and is still empty.
+    """
+    made = [each for each in (folder, *folder.parents) if not each.exists()]
+    if folder.exists() and not folder.is_dir():
+        raise ValueError(f"{folder} is not a folder")
+    folder.mkdir(parents=True, exist_ok=True)
+    handle = None if fcntl is None else _lock(folder)
+    try:
+        yield
+    finally:
+        if handle is not None:
+            (folder / LOCK).unlink(missing_ok=True)
+            os.close(handle)
+        with suppress(OSError):  # not empty
+            for each in made:
+                each.rmdir()
+
+
+def _lock(folder: Path) -> int:
+    """The open file that holds the lock of a folder."""
+    path = folder / LOCK
+    while True:
+        handle = os.open(path, os.O_RDWR | os.O_CREAT, 0o666)
+        try:
+            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except (BlockingIOError, PermissionError):
+            owner = os.read(handle, 200).decode(errors="replace") or "?"
+            os.close(handle)
+            raise ValueError(
+                f"{folder} is in use by process {owner}: wait for its end, or name another --out"
+            ) from None
+        except OSError as error:  # of some network file systems
+            why = f"{folder} cannot be locked ({error.strerror}): see to it that no other process works in it"
+            warnings.warn(why, stacklevel=4)
+            return handle
+        if path.exists() and os.path.samestat(os.fstat(handle), path.stat()):
+            with suppress(OSError):  # a full disk: who has the lock is for people only
+                os.ftruncate(handle, 0)
+                os.write(handle, f"{os.getpid()} on {platform.node()}".encode())
+            return handle
+        os.close(handle)  # its owner has just removed it: what is locked is no longer the file of that name
 
 
 def json_text(value: Any, indent: int | None = None) -> str:

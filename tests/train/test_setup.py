@@ -9,7 +9,7 @@ import pytest
 from maskless.data.prepare import prepare as really_prepare
 from maskless.data.tokens import Prepared, open_tokens
 from maskless.train.run import RunConfig
-from maskless.train.setup import Request, configure, nothing_left, resumed
+from maskless.train.setup import Request, configure, resumed, run_folder
 
 
 def prepare(inputs: list[str], to: Path, **how) -> Prepared:
@@ -141,7 +141,7 @@ def write(folder: Path, files: dict[str, str]) -> None:
 
 
 def fail(folder: Path, made: dict[str, str], error: BaseException) -> None:
-    with nothing_left(folder):
+    with run_folder(folder):
         write(folder, made)
         raise error
 

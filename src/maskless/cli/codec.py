@@ -57,7 +57,7 @@ def train_codec(
     """
     from maskless.recipes import recipe as find
     from maskless.train import codec
-    from maskless.train.setup import nothing_left
+    from maskless.train.setup import run_folder
 
     known = find(recipe, "train-codec") if recipe else None
     sizes: dict[str, Any] = {
@@ -92,7 +92,7 @@ def train_codec(
     sizes = (known.network if known else {}) | run_options.given(sizes | {"factor": factor})
     given |= {"factor": sizes.pop("factor")} if "factor" in sizes else {}
     make = codec.resumed if going_on else codec.configure
-    with nothing_left(to):
+    with run_folder(to, together=False):
         summary = codec.train_codec(to, make(to, images or [], codec=sizes, **given), show.err)
     if as_json:
         fields = {"steps": summary.steps, "seconds": summary.seconds, "images_per_second": summary.images_per_second}

@@ -164,7 +164,7 @@ def train(
     torchrun --nproc-per-node 8 -m maskless train --data data/owt --out runs/owt --recipe owt-pgm-8-8
     """
     from maskless.recipes import recipe as find
-    from maskless.train.setup import Request, configure, nothing_left, resumed
+    from maskless.train.setup import Request, configure, resumed, run_folder
 
     known = find(recipe) if recipe else None
     network = {
@@ -211,7 +211,7 @@ def train(
     going_on = resume and (to / "run.json").exists()
     if resume and not going_on and text is None and data is None:
         raise ValueError(f"nothing to resume: {to} has no run.json; give --text or --data to begin")
-    with nothing_left(to):
+    with run_folder(to):
         show.training(to, resumed(to, request) if going_on else configure(to, request, show.preparing))
 
 

@@ -63,7 +63,7 @@ def distill(
     from maskless.data.image_tokens import holds_images
     from maskless.train import distill_run
     from maskless.train.run import processes
-    from maskless.train.setup import nothing_left
+    from maskless.train.setup import run_folder
 
     training = {
         "steps": steps,
@@ -89,7 +89,7 @@ def distill(
     if resume and not going_on and model is None and data is None:
         raise ValueError(f"nothing to resume: {to} has no {distill_run.CONFIG}; give MODEL and --data to begin")
     make = distill_run.resumed if going_on else distill_run.begin
-    with nothing_left(to):
+    with run_folder(to):
         config = make(to, model, data, tokenizer=tokenizer, train=run_options.given(training), **run_options.given(how))
         done = distill_run.distill(to, config, show.err)
     if not processes().is_main_process:

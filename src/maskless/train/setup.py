@@ -6,17 +6,19 @@ import dataclasses
 import os
 import shutil
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
+from accelerate.utils import broadcast_object_list
 
 from maskless.codec.text import byte_codec, codec
 from maskless.data.image_tokens import holds_images, open_images
 from maskless.data.sources import read
 from maskless.data.tokens import Prepared, open_tokens
+from maskless.files import locked
 from maskless.train.data import found_again
 from maskless.train.loop import TrainConfig
 from maskless.train.plan import Plan, image_network_config, network_config, plan
@@ -107,13 +109,35 @@ MADE = ("run.json", "metrics.jsonl", "tensorboard", "data", "distill.json", "rou
 
 
 @contextmanager
-def nothing_left(folder: Path) -> Iterator[None]:
-    """After an error before the first loss is written, what a new run made in its folder is removed again.
+def run_folder(folder: Path, *, together: bool = True) -> Iterator[None]:
+    """A folder for one run at a time; after an error before the first loss, what a new run made in it is gone again.
 
     What was there before stays, and a run that was there is left as it is. So is one that met a full disk: it goes on
-    as it began when there is room.
+    as it began when there is room. together: whether the processes that a launcher started share the run.
     """
-    there, before = folder.exists(), set(os.listdir(folder) if folder.is_dir() else [])
+    with _alone(folder) if together else locked(folder), _nothing_left(folder):
+        yield
+
+
+@contextmanager
+def _alone(folder: Path) -> Iterator[None]:
+    """The first of the processes that train together has the lock; where it gets none, all of them say why."""
+    with ExitStack() as stack:
+        refused: Exception | None = None
+        if processes().is_main_process:
+            try:
+                stack.enter_context(locked(folder))
+            except (ValueError, OSError) as error:
+                refused = error
+        refused = broadcast_object_list([refused])[0]
+        if refused is not None:
+            raise refused
+        yield
+
+
+@contextmanager
+def _nothing_left(folder: Path) -> Iterator[None]:
+    before = set(os.listdir(folder) if folder.is_dir() else [])
     try:
         yield
     except OSError:
@@ -125,9 +149,6 @@ def nothing_left(folder: Path) -> Iterator[None]:
             for path in (folder / name for name in MADE if name not in before):
                 with suppress(OSError):
                     shutil.rmtree(path) if path.is_dir() else path.unlink()
-            if not there:
-                with suppress(OSError):  # where others have put something in it
-                    folder.rmdir()
         raise
 
 
