@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import pickle
 import tracemalloc
 from pathlib import Path
@@ -252,3 +253,24 @@ def test_a_damaged_folder_is_named(folder, tmp_path):
         open_images(out)
     with pytest.raises(ValueError, match="not a folder of prepared pictures"):
         open_images(folder)
+
+
+def test_codes_and_labels_that_there_are_not_are_named(folder, tmp_path):
+    out = prepare_images([folder], tmp_path / "out", codec=PixelCodec(4, 3), size=SIZE).folder
+    for name, kind, place, wrong, says in (
+        ("train.bin", "<u2", 3, 64, r"train\.bin holds the id 64, its vocabulary has 64"),  # a mask
+        ("train.bin", "<u2", 0, 7, r"train\.bin: a row begins with 7, expected 65 for BOS"),
+        ("train.labels.bin", "<i4", 0, 2, r"train\.labels\.bin holds the label 2, there are 2 classes"),
+        ("train.labels.bin", "<i4", 0, -1, r"train\.labels\.bin holds the label -1, there are 2 classes"),
+    ):
+        raw = np.memmap(out / name, dtype=kind, mode="r+")
+        right, raw[place] = raw[place], wrong
+        rows = open_images(out).split("train")
+        with pytest.raises(ValueError, match=says):
+            rows.labels(rows.rows([0])[:, 0] * 0)
+        raw[place] = right
+    rows = open_images(out).split("train")
+    assert len(rows.rows(range(len(rows)))) == len(rows.labels(range(len(rows)))) == 11
+    os.truncate(out / "train.labels.bin", 4 * 11 - 1)
+    with pytest.raises(ValueError, match=r"train\.labels\.bin: 43 bytes, but it had 44 when it was opened"):
+        rows.labels([0])

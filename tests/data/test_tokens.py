@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import pickle
 
 import numpy as np
@@ -73,6 +74,28 @@ def test_a_token_file_of_the_wrong_size_is_noticed(folder, tmp_path):
     (tmp_path / "valid.bin").unlink()
     with pytest.raises(ValueError, match=r"valid\.bin: 0 bytes"):
         open_tokens(tmp_path)
+
+
+def test_a_file_that_shrinks_while_it_is_read_is_named(folder, tmp_path):
+    """To read beyond its end would end the process without a word."""
+    path = tmp_path / "train.bin"
+    path.write_bytes((folder / "train.bin").read_bytes())
+    rows = TokenRows(path, "uint16", 100, 64)
+    rows.rows([99])
+    os.truncate(path, 2 * 100 * 64 - 2)
+    with pytest.raises(ValueError, match=r"train\.bin: 12,798 bytes, but it had 12,800 when it was opened"):
+        rows.rows([0])
+
+
+def test_an_id_beyond_the_vocabulary_is_named(folder, tmp_path):
+    for name in ("index.json", "train.bin", "valid.bin"):
+        (tmp_path / name).write_bytes((folder / name).read_bytes())
+    raw = np.memmap(tmp_path / "train.bin", dtype="<u2", mode="r+", shape=(2, 64))
+    raw[1, 5] = 300
+    rows = open_tokens(tmp_path).split("train")
+    assert rows.rows([0, 2]).max() < 257
+    with pytest.raises(ValueError, match=r"train\.bin holds the id 300, its vocabulary has 257"):
+        pickle.loads(pickle.dumps(rows)).rows([0, 1, 2])
 
 
 def test_wide_tokens_are_read_back(tmp_path):

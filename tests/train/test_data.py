@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
 import sys
 from pathlib import Path
@@ -73,6 +74,23 @@ def began(first, tmp_path) -> Path:
 
 
 # Training
+
+
+def test_tokens_that_shrink_under_a_run_end_it_in_one_line(start, began, losses):
+    process = start("maskless", "train", "--out", began, "--resume", "--steps", 100_000, "--log-every", 1)
+    process.until(lambda: max(losses(began)) > 2)
+    size = (began / "data" / "train.bin").stat().st_size
+    os.truncate(began / "data" / "train.bin", 0)
+    assert process.wait() == 2
+    assert f"error: {began / 'data' / 'train.bin'}: 0 bytes, but it had {size:,} when" in process.stderr
+    assert "Traceback" not in process.stderr
+
+
+def test_an_id_that_the_network_does_not_have_is_named(began, monkeypatch, capsys):
+    forget(began / "run.json", "fingerprint")
+    np.memmap(began / "data" / "train.bin", dtype="<u2", mode="r+")[:] = 60_000
+    says = "train.bin holds the id 60000, its vocabulary has 300; prepare the data again"
+    refused(monkeypatch, capsys, began, says, "train", "--steps", 3)
 
 
 def test_data_prepared_anew_from_another_text_are_refused(began, tmp_path, monkeypatch, capsys):

@@ -16,7 +16,7 @@ import numpy as np
 import torch
 
 from maskless.codec.vq import ImageCodec, read_codec
-from maskless.data.tokens import DTYPES, INDEX, SPLITS, TokenRows, bin_path
+from maskless.data.tokens import DTYPES, INDEX, SPLITS, TokenRows, bin_path, check_size
 
 KIND = "images-1"  # stands where the index of prepared text has its number
 CODEC = "codec"
@@ -82,26 +82,37 @@ class PreparedImages:
         if name not in self.splits:
             raise ValueError(f"no split {name!r} in {self.folder}: expected {' or '.join(self.splits)}")
         rows, classes = self.splits[name].rows, len(self.classes)
-        return ImageTokens(bin_path(self.folder, name), self.dtype, rows, self.length, classes)
+        return ImageTokens(bin_path(self.folder, name), self.dtype, rows, self.length, classes, self.codes)
 
 
 class ImageTokens(TokenRows):
-    """The rows of one token file and their labels, read from disk as they are asked for; classes: how many."""
+    """The rows of one token file and their labels, read from disk as they are asked for; classes, codes: how many."""
 
-    def __init__(self, path: Path, dtype: str, rows: int, length: int, classes: int) -> None:
-        super().__init__(path, dtype, rows, length)
+    def __init__(self, path: Path, dtype: str, rows: int, length: int, classes: int, codes: int | None = None) -> None:
+        super().__init__(path, dtype, rows, length, codes)
         self.classes = classes
-        labels = label_path(path.parent, path.stem)
-        self._labels = np.memmap(labels, dtype=LABELS, mode="r", shape=(rows,)) if labels.exists() else None
+        self.labelled = label_path(path.parent, path.stem)
+        known = self.labelled.exists()
+        self._labels = np.memmap(self.labelled, dtype=LABELS, mode="r", shape=(rows,)) if known else None
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return ImageTokens, (self.path, self.dtype, len(self), self.length, self.classes)
+        return ImageTokens, (self.path, self.dtype, len(self), self.length, self.classes, self.vocab)
+
+    def check_ids(self, found: np.ndarray) -> None:
+        """Raise a ValueError about a code that the codec does not have, or a row that does not begin with BOS."""
+        super().check_ids(found[:, 1:])
+        if self.vocab is not None and len(wrong := found[found[:, 0] != self.vocab + 1, 0]):
+            raise ValueError(f"{self.path}: a row begins with {wrong[0]}, expected {self.vocab + 1} for BOS")
 
     def labels(self, indices: Sequence[int] | np.ndarray | torch.Tensor) -> torch.Tensor | None:
         """The labels of some rows, None if the pictures have no classes.  (n,) -> (n,) int64"""
         if self._labels is None:
             return None
-        return torch.from_numpy(self._labels[np.asarray(indices, dtype=np.int64)].astype(np.int64))
+        check_size(self._labels, self.labelled)
+        found = self._labels[np.asarray(indices, dtype=np.int64)]
+        if len(wrong := found[(found < 0) | (found >= self.classes)]):
+            raise ValueError(f"{self.labelled} holds the label {wrong[0]}, there are {self.classes} classes")
+        return torch.from_numpy(found.astype(np.int64))
 
 
 def label_path(folder: Path, split: str) -> Path:

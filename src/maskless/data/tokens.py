@@ -51,14 +51,14 @@ class Prepared:
         """The rows of "train" or "valid"."""
         if name not in self.splits:
             raise ValueError(f"no split {name!r} in {self.folder}: expected {' or '.join(self.splits)}")
-        return TokenRows(bin_path(self.folder, name), self.dtype, self.splits[name].rows, self.length)
+        return TokenRows(bin_path(self.folder, name), self.dtype, self.splits[name].rows, self.length, self.vocab)
 
 
 class TokenRows:
-    """The rows of one token file, read from disk as they are asked for."""
+    """The rows of one token file, read from disk as they are asked for; vocab: how many ids there are, if known."""
 
-    def __init__(self, path: Path, dtype: str, rows: int, length: int) -> None:
-        self.path, self.dtype, self.length = path, dtype, length
+    def __init__(self, path: Path, dtype: str, rows: int, length: int, vocab: int | None = None) -> None:
+        self.path, self.dtype, self.length, self.vocab = path, dtype, length, vocab
         self._tokens = np.memmap(path, dtype=DTYPES[dtype], mode="r", shape=(rows, length))
 
     def __len__(self) -> int:
@@ -66,11 +66,28 @@ class TokenRows:
 
     def __reduce__(self) -> tuple[Any, ...]:
         # A worker process opens the file again; a pickled memmap would carry all of it.
-        return TokenRows, (self.path, self.dtype, len(self), self.length)
+        return TokenRows, (self.path, self.dtype, len(self), self.length, self.vocab)
 
     def rows(self, indices: Sequence[int] | np.ndarray | torch.Tensor) -> torch.Tensor:
         """The tokens of some rows.  (n,) -> (n, L) int64"""
-        return torch.from_numpy(self._tokens[np.asarray(indices, dtype=np.int64)].astype(np.int64))
+        check_size(self._tokens, self.path)
+        found = self._tokens[np.asarray(indices, dtype=np.int64)]
+        self.check_ids(found)
+        return torch.from_numpy(found.astype(np.int64))
+
+    def check_ids(self, found: np.ndarray) -> None:
+        """Raise a ValueError about an id that is not in the vocabulary.  (n, L)"""
+        if self.vocab is not None and found.size and (largest := int(found.max())) >= self.vocab:
+            raise ValueError(
+                f"{self.path} holds the id {largest}, its vocabulary has {self.vocab:,}; prepare the data again"
+            )
+
+
+def check_size(mapped: np.memmap[Any, Any], path: Path) -> None:
+    """Raise a ValueError if a file is shorter now than when it was opened: to read beyond its end is a SIGBUS."""
+    size = mapped._mmap.size()  # type: ignore[attr-defined]
+    if size < mapped.nbytes:
+        raise ValueError(f"{path}: {size:,} bytes, but it had {mapped.nbytes:,} when it was opened; prepare it again")
 
 
 def bin_path(folder: Path, split: str) -> Path:
