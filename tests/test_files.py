@@ -8,6 +8,7 @@ import math
 import os
 import stat
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -15,7 +16,7 @@ import torch
 from safetensors.torch import save_file
 
 from maskless import files
-from maskless.files import LOCK, json_text, locked, write_aside
+from maskless.files import LOCK, json_text, locked, whole_folder, write_aside
 
 
 @pytest.fixture(params=[0o022, 0o027, 0o002], ids=oct)
@@ -76,6 +77,64 @@ def test_what_is_not_a_finite_number_is_null_in_json():
         "is": True,
         "text": "NaN",
     }
+
+
+# On the disk before it has its name
+
+
+@pytest.fixture
+def events(monkeypatch) -> list[tuple[str, str, str]]:
+    """What is written to the disk and renamed, in that order: (what happens, to which name, and what is in it)"""
+    found: list[tuple[str, str, str]] = []
+    fsync = os.fsync
+
+    def synced(handle: int) -> None:
+        path = Path(os.readlink(f"/proc/self/fd/{handle}"))
+        found.append(("fsync", path.name, "" if path.is_dir() else path.read_text()))
+        fsync(handle)
+
+    def moved(move: Callable[[Path, Path], None], source: Path, target: Path) -> None:
+        found.append(("rename", Path(source).name, Path(target).name))
+        move(source, target)
+
+    monkeypatch.setattr(os, "fsync", synced)
+    for name in ("replace", "rename"):
+        monkeypatch.setattr(os, name, partial(moved, getattr(os, name)))
+    return found
+
+
+@pytest.mark.skipif(not Path("/proc/self/fd").exists(), reason="needs /proc, to see which file is written to the disk")
+def test_a_file_is_on_the_disk_before_it_has_its_name_and_the_name_after_it(tmp_path, events):
+    write_aside(tmp_path / "file", lambda aside: aside.write_text("all of it"))
+    aside = f".file.{os.getpid()}.part"
+    assert events == [("fsync", aside, "all of it"), ("rename", aside, "file"), ("fsync", tmp_path.name, "")]
+    events.clear()
+    write_aside(tmp_path / "file", lambda aside: aside.write_text("quickly"), durable=False)
+    assert events == [("rename", aside, "file")]
+
+
+@pytest.mark.skipif(not Path("/proc/self/fd").exists(), reason="needs /proc, to see which file is written to the disk")
+def test_a_folder_is_on_the_disk_before_it_has_its_name(tmp_path, events):
+    with whole_folder(tmp_path / "folder") as aside:
+        (aside / "inner").mkdir()
+        (aside / "inner" / "file").write_text("all of it")
+    *inside, last = events[:-2]
+    assert sorted(inside) == [("fsync", "file", "all of it"), ("fsync", "inner", "")]
+    assert last == ("fsync", aside.name, "")
+    assert events[-2:] == [("rename", aside.name, "folder"), ("fsync", tmp_path.name, "")]
+
+
+def test_a_file_system_that_cannot_sync_a_folder_is_no_obstacle_but_a_broken_disk_is(tmp_path, monkeypatch):
+    def fails(number: int) -> None:
+        monkeypatch.setattr(os, "fsync", lambda handle: (_ for _ in ()).throw(OSError(number, "no")))
+
+    fails(errno.EINVAL)
+    write_aside(tmp_path / "file", lambda aside: aside.write_text("one"))
+    fails(errno.EIO)
+    with pytest.raises(OSError, match="no"):
+        write_aside(tmp_path / "file", lambda aside: aside.write_text("two"))
+    assert (tmp_path / "file").read_text() == "one"
+    assert os.listdir(tmp_path) == ["file"]
 
 
 # Folders for one process alone

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import math
 import os
@@ -23,8 +24,12 @@ except ImportError:  # only POSIX has it; elsewhere nothing is locked
 LOCK = "run.lock"
 
 
-def write_aside(path: Path, write: Callable[[Path], object]) -> None:
-    """Let `write` make a file beside `path`, then rename it into place: a kill or a full disk leaves the old file."""
+def write_aside(path: Path, write: Callable[[Path], object], *, durable: bool = True) -> None:
+    """Let `write` make a file beside `path`, then rename it into place: a kill or a full disk leaves the old file.
+
+    durable: so does a power cut, since the disk has all of the file before it gets its name. That takes milliseconds,
+    which is long where there are many small files.
+    """
     aside = path.with_name(f".{path.name}.{os.getpid()}.part")
     try:
         aside.unlink(missing_ok=True)
@@ -33,9 +38,27 @@ def write_aside(path: Path, write: Callable[[Path], object]) -> None:
         write(aside)
         if stat.S_IMODE(aside.stat().st_mode) != mode:
             aside.chmod(mode)
+        if durable:
+            sync(aside)
         os.replace(aside, path)
+        if durable:
+            sync(path.parent)
     finally:
         aside.unlink(missing_ok=True)
+
+
+def sync(path: Path) -> None:
+    """Wait until a file, or what a folder says of the names in it, is on the disk."""
+    if os.name != "posix" and path.is_dir():  # elsewhere a folder cannot be opened
+        return
+    handle = os.open(path, os.O_RDONLY if os.name == "posix" else os.O_RDWR)
+    try:
+        os.fsync(handle)
+    except OSError as error:
+        if error.errno not in (errno.EINVAL, errno.ENOTSUP):  # some file systems cannot do it with a folder
+            raise
+    finally:
+        os.close(handle)
 
 
 def sweep(folder: Path) -> None:
@@ -45,11 +68,14 @@ def sweep(folder: Path) -> None:
 
 
 def put_folder(aside: Path, target: Path) -> None:
-    """Rename a finished folder into its place, where an empty or an older one may stand."""
+    """Rename a finished folder into its place, where an empty or an older one may stand; all in it is on disk first."""
+    for path in (*aside.rglob("*"), aside):
+        sync(path)
     old = aside.with_suffix(".old")
     if target.exists():
         os.rename(target, old)
     os.rename(aside, target)
+    sync(target.parent)
     shutil.rmtree(old, ignore_errors=True)
 
 

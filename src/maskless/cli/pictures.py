@@ -170,7 +170,7 @@ def write_each(drawn: list[Picture], folder: Path) -> None:
     folder.mkdir(exist_ok=True)
     for number, one in enumerate(drawn):
         name = re.sub(r"[^\w.-]+", "_", f"{number:05}-{one.label}" if one.label else f"{number:05}")
-        write_aside(folder / f"{name}.png", partial(one.image.save, format="png"))
+        write_aside(folder / f"{name}.png", partial(one.image.save, format="png"), durable=False)
 
 
 def check_files(to: Path | None, *, folder: bool = False, **others: Path | None) -> Path:

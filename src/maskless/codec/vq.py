@@ -22,7 +22,7 @@ from safetensors.torch import save_file
 from torch import Tensor, nn
 
 from maskless.codec.vq_blocks import GROUPS, Decoder, Encoder
-from maskless.files import write_aside
+from maskless.files import sync, write_aside
 from maskless.nn import autocast
 from maskless.nn.sizes import check_fields, whole
 from maskless.weights import read_network
@@ -303,5 +303,6 @@ def _in_folder(folder: Path, write: Callable[[Path], None]) -> None:
         aside.mkdir(parents=True)
         write(aside)
         os.replace(aside, folder)
+        sync(folder.parent)
     finally:
         shutil.rmtree(aside, ignore_errors=True)
