@@ -8,6 +8,7 @@ import subprocess
 import sys
 import time
 import tracemalloc
+from collections.abc import Sequence
 from fractions import Fraction
 from functools import partial
 from pathlib import Path
@@ -17,9 +18,10 @@ import pytest
 
 from maskless.codec.text import TextCodec, byte_codec
 from maskless.data import prepare as module
-from maskless.data import sources
+from maskless.data import sources, unpack
 from maskless.data.prepare import in_valid, prepare
 from maskless.data.tokens import open_tokens
+from maskless.data.unpack import Limits
 
 BYTES = byte_codec()
 DOCUMENTS = [f"document {i} " + "é漢 word " * (i % 17) + "end" for i in range(400)]
@@ -280,7 +282,8 @@ prepare([{str(jsonl)!r}], {str(tmp_path / "out")!r}, codec=byte_codec(), length=
 
 def test_memory_does_not_grow_with_the_text(tmp_path, monkeypatch):
     monkeypatch.setattr(module, "BATCH_CHARACTERS", 1 << 15)
-    monkeypatch.setattr(sources, "BLOCK", 1 << 13)
+    monkeypatch.setattr(sources, "PIECE", 1 << 13)
+    monkeypatch.setattr(unpack, "BLOCK", 1 << 13)
     peaks = []
     for size in (1, 3):
         (tmp_path / f"{size}.txt").write_text("a line of quite ordinary words\n" * (size * 30_000))
@@ -289,3 +292,38 @@ def test_memory_does_not_grow_with_the_text(tmp_path, monkeypatch):
         peaks.append(tracemalloc.get_traced_memory()[1])
         tracemalloc.stop()
     assert peaks[1] < 1.2 * peaks[0]
+
+
+def test_a_long_document_is_encoded_and_learnt_from_in_pieces(tmp_path, monkeypatch):
+    """A tokenizer takes 200 bytes for each character that it is given at once."""
+    words = [f"word{n % 89}, number {n % 1013}" + " \n\n"[: 1 + n % 3] for n in range(30_000)]
+    long, others = "".join(words), ["a short one", "another one"]
+    (tmp_path / "a.jsonl").write_text("".join(json.dumps({"text": text}) + "\n" for text in (*others, long)))
+    given: list[str] = []
+    encode, learn = TextCodec.encode_batch, module.train_bpe
+
+    def watched(codec: TextCodec, texts: Sequence[str]) -> list[list[int]]:
+        given.extend(texts)
+        return encode(codec, texts)
+
+    monkeypatch.setattr(TextCodec, "encode_batch", watched)
+    monkeypatch.setattr(module, "train_bpe", lambda texts, vocab: learn([given.append(t) or t for t in texts], vocab))
+    out = prepare([tmp_path / "a.jsonl"], tmp_path / "out", vocab=300, length=8)
+    assert len(long) > 500_000
+    assert max(map(len, given)) <= 4 * sources.PIECE
+    assert "".join(given) == others[0] + long + "".join((*others, long))  # what is held out teaches nothing
+    monkeypatch.undo()
+    codec = open_tokens(out).codec()
+    assert codec.tokenizer.to_str() == learn([others[0], long], 300).tokenizer.to_str()
+    whole = [*codec.encode(others[0]), codec.eos, *codec.encode(long), codec.eos]
+    assert stream(out, "train") == whole[: len(whole) // 8 * 8]
+
+
+def test_a_line_that_is_too_long_is_named_before_it_is_read(tmp_path):
+    lines = [json.dumps({"text": text}) for text in ("short", "x" * 200_000)]
+    (tmp_path / "a.jsonl").write_text("\n".join(lines))
+    how = {"codec": BYTES, "length": 4}
+    with pytest.raises(ValueError, match=r"a.jsonl, line 2: longer than 150 kB, .*`maskless prepare --max-line`"):
+        prepare([tmp_path / "a.jsonl"], tmp_path / "out", limits=Limits(line=150_000), **how)
+    assert left_in(tmp_path) == {"a.jsonl"}
+    prepare([tmp_path / "a.jsonl"], tmp_path / "out", limits=Limits(line=250_000), **how)

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from maskless.data import sources
+from maskless.data import sources, unpack
 from maskless.data.sources import Corpus, read
 
 try:
@@ -67,7 +67,7 @@ def test_a_text_file_is_one_document_in_pieces_cut_at_line_ends(tmp_path, suffix
     assert len(chunks) > 4
     assert all(chunk.text.endswith("\n") for chunk in chunks[:-1])
     assert all(chunk.text for chunk in chunks)
-    assert max(len(chunk.text) for chunk in chunks) <= sources.BLOCK
+    assert max(len(chunk.text) for chunk in chunks) <= sources.PIECE
 
 
 def test_a_small_text_file_still_has_pieces_to_split(tmp_path):
@@ -134,7 +134,7 @@ def test_line_ends_are_the_same_whatever_they_are_on_disk(tmp_path, monkeypatch,
     text = "".join(f"line {i} é漢\n" + "\n" * (i % 3) for i in range(500)) + "end\n"
     path = tmp_path / f"a.txt{suffix}"
     path.write_bytes(PACKERS[suffix](text.replace("\n", "\r\n").encode()))
-    monkeypatch.setattr(sources, "BLOCK", 7)  # a line end may be cut in two
+    monkeypatch.setattr(unpack, "BLOCK", 7)  # a line end may be cut in two
     corpus = read([path])
     assert documents(corpus) == [text]
     assert corpus.total == path.stat().st_size

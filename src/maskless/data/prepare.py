@@ -23,6 +23,7 @@ from maskless.data.tokens import (
     read_index,
     write_index,
 )
+from maskless.data.unpack import LIMITS, Limits
 from maskless.files import whole_folder
 
 BPE_CHARACTERS = 100_000_000  # as much text as a vocabulary is learnt from
@@ -183,11 +184,13 @@ def _batches(chunks: Iterable[Chunk]) -> Iterator[list[Chunk]]:
 
 def _training_text(corpus: Corpus, valid: Fraction, report: Callable[[int], None]) -> Iterator[str]:
     """Text of the train split, at most about BPE_CHARACTERS, taken evenly from all of the input."""
-    taken = 0
+    taken, unit, wanted = 0, -1, False
     for batch in _batches(corpus):
         for chunk in batch:
-            due = BPE_CHARACTERS * chunk.consumed / corpus.total
-            if taken <= due and _side(chunk, valid) == "train":
+            if chunk.unit != unit:  # a document is taken as a whole
+                due = BPE_CHARACTERS * chunk.consumed / corpus.total
+                unit, wanted = chunk.unit, taken <= due and _side(chunk, valid) == "train"
+            if wanted:
                 taken += len(chunk.text)
                 yield chunk.text
         report(batch[-1].consumed)
@@ -268,18 +271,20 @@ def prepare(
     valid: float = 0.05,
     field: str = "text",
     overwrite: bool = False,
+    limits: Limits = LIMITS,
     on_progress: Progress | None = None,
 ) -> Path:
     """The folder `out`, with train.bin, valid.bin, index.json and tokenizer.json.
 
     inputs: see `maskless.data.sources.read`.  codec: or None to learn a byte-level BPE of `vocab` tokens from the text.
     valid: the share of documents (of pieces, in plain text files) held out, unless the data set has its own split.
+    limits: how large the input may turn out to be.
     on_progress: called with bytes read, bytes to read and tokens so far.  `out` appears when all is done or never.
     """
     _check_options(codec, vocab, length, layout, valid)
     target = Path(out).resolve()
     _check_target(target, overwrite)
-    corpus = read(inputs, field=field)
+    corpus = read(inputs, field=field, limits=limits)
     share = Fraction(valid).limit_denominator(1_000_000)
     passes = 1 if codec else 2
 

@@ -4,28 +4,25 @@ from __future__ import annotations
 
 import codecs
 import errno
-import importlib
 import io
 import json
-import lzma
-import zlib
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any, BinaryIO, NamedTuple
+from typing import Any, NamedTuple
 
-from maskless.data.cuts import Cut, at_line_ends, evenly
+from maskless.data.cuts import Cut, at_line_ends, between_words, evenly
 from maskless.data.detokenize import detokenize
+from maskless.data.unpack import LIMITS, Limits, extra, in_words, kind, unpacked
 
-BLOCK = 1 << 16  # bytes read at once, and the longest piece of a plain text file
+PIECE = 1 << 16  # characters: the longest piece of a plain text file; of another document it has up to four times this
 SHORTEST_PIECE = 1 << 10
 PIECES = 64  # a file is cut into about this many pieces at least, so that even a small one can be split
 TINY = 1 << 12  # bytes: a file below this that is all the input has smaller pieces, so that one can be held out
 TINY_PIECE, TINY_PIECES = 1 << 5, 16  # characters at least, about so many
 JSON_SUFFIXES = (".jsonl", ".ndjson", ".json")
 TEXT_SUFFIXES = (".txt", ".text", ".md")
-PACKED_SUFFIXES = (".gz", ".xz", ".zst")
 
 # Copies without loading scripts, which `datasets` no longer runs: repository and revision.
 LM1B = ("dvruette/lm1b", None)
@@ -34,9 +31,9 @@ OPENWEBTEXT_VALID = 100_000  # the last documents, held out as in the released c
 
 
 class Chunk(NamedTuple):
-    """A document or a part of one.
+    """A document or a part of one, short enough to be encoded: a tokenizer takes 200 bytes for each character.
 
-    last: it ends its document.  unit: its running number, which the train/valid split goes by.
+    last: it ends its document.  unit: the number of what stays together in the train/valid split.
     consumed: bytes of input read so far.  split: the side its data set puts it on, None if that is left open.
     """
 
@@ -74,12 +71,14 @@ class Corpus:
         unit = before = 0
         for source in self.sources:
             for text, last, consumed in source.parts():
-                yield Chunk(text, last, unit, before + consumed, source.split)
+                for start, end in between_words(text, PIECE):
+                    ends = last and end == len(text)
+                    yield Chunk(text[start:end], ends, unit, before + consumed, source.split)
                 unit += 1
             before += source.size
 
 
-def read(inputs: Sequence[str | Path], *, field: str = "text") -> Corpus:
+def read(inputs: Sequence[str | Path], *, field: str = "text", limits: Limits = LIMITS) -> Corpus:
     """The documents of files, folders and data sets, which can be gone through any number of times.
 
     A text file is one document, in pieces cut at line ends; a JSON lines file has a document in `field` of each line;
@@ -94,13 +93,13 @@ def read(inputs: Sequence[str | Path], *, field: str = "text") -> Corpus:
         raise ValueError("no input: expected files, folders or data sets")
     names, sources = [], []
     for given in inputs:
-        name, found = _resolve(given, field, alone=len(inputs) == 1)
+        name, found = _resolve(given, field, limits, alone=len(inputs) == 1)
         names.append(name)
         sources += found
     return Corpus(tuple(names), tuple(sources))
 
 
-def _resolve(given: str | Path, field: str, alone: bool) -> tuple[str, list[Source]]:
+def _resolve(given: str | Path, field: str, limits: Limits, alone: bool) -> tuple[str, list[Source]]:
     name, _, place = given.partition(":") if isinstance(given, str) else ("", "", "")
     if name in _NAMED:
         return name, list(_NAMED[name](place, field))
@@ -109,26 +108,13 @@ def _resolve(given: str | Path, field: str, alone: bool) -> tuple[str, list[Sour
     path = Path(given)
     if path.is_dir():
         files = _under(path)
-        return path.resolve().name, [_file(p, field, alone and len(files) == 1) for p in files]
+        return path.resolve().name, [_file(p, field, limits, alone and len(files) == 1) for p in files]
     if path.exists():
-        return path.name, [_file(path, field, alone)]
+        return path.name, [_file(path, field, limits, alone)]
     raise ValueError(f"{given}: no such file or folder, nor a data set ({', '.join(_NAMED)}, hf:NAME)")
 
 
-def _extra(module: str, what: str) -> Any:
-    try:
-        return importlib.import_module(module)
-    except ImportError as error:
-        raise ValueError(f'{what} needs {module}: pip install "maskless[data]"') from error
-
-
 # Files
-
-
-def kind(path: Path) -> tuple[str, str]:
-    """What is in a file and how it is packed, by its suffixes: ("a.jsonl.gz") -> (".jsonl", ".gz")"""
-    packed = path.suffix.lower() if path.suffix.lower() in PACKED_SUFFIXES else ""
-    return (path.with_suffix("") if packed else path).suffix.lower(), packed
 
 
 def _under(folder: Path) -> list[Path]:
@@ -140,7 +126,7 @@ def _under(folder: Path) -> list[Path]:
     return files
 
 
-def _file(path: Path, field: str, alone: bool) -> Source:
+def _file(path: Path, field: str, limits: Limits, alone: bool) -> Source:
     if not path.is_file():
         raise ValueError(f"{path}: not a file")
     if kind(path)[0] in (".csv", ".tsv", ".parquet"):
@@ -149,52 +135,17 @@ def _file(path: Path, field: str, alone: bool) -> Source:
     if size == 0:
         raise ValueError(f"{path}: the file is empty")
     if kind(path)[0] in JSON_SUFFIXES:
-        return Source(size, partial(_documents, path, field))
+        return Source(size, partial(_documents, path, field, limits))
     if alone and size < TINY and not kind(path)[1]:
-        return Source(size, partial(_pieces, path, max(TINY_PIECE, size // TINY_PIECES), evenly))
-    return Source(size, partial(_pieces, path, min(BLOCK, max(SHORTEST_PIECE, size // PIECES)), at_line_ends))
+        return Source(size, partial(_pieces, path, limits, max(TINY_PIECE, size // TINY_PIECES), evenly))
+    return Source(size, partial(_pieces, path, limits, min(PIECE, max(SHORTEST_PIECE, size // PIECES)), at_line_ends))
 
 
-def _machines(packed: str) -> tuple[Callable[[], Any], type[Exception]]:
-    """A maker of decompressors, and what they raise when the archive is broken."""
-    if packed == ".gz":
-        return lambda: zlib.decompressobj(wbits=31), zlib.error
-    if packed == ".xz":
-        return lzma.LZMADecompressor, lzma.LZMAError
-    zstandard = _extra("zstandard", "a .zst file")
-    return lambda: zstandard.ZstdDecompressor().decompressobj(), zstandard.ZstdError
-
-
-def _inflate(raw: BinaryIO, fresh: Callable[[], Any]) -> Iterator[bytes]:
-    """The contents of a packed file, which may be several archives end to end."""
-    machine = None
-    while data := raw.read(BLOCK):
-        while data := data if machine else data.lstrip(b"\0"):  # padding between archives
-            machine = machine or fresh()
-            yield machine.decompress(data)
-            data = machine.unused_data if machine.eof else b""
-            machine = None if machine.eof else machine
-    if machine is not None:
-        raise EOFError("it ends too early")
-
-
-def _unpack(path: Path, raw: BinaryIO) -> Iterator[bytes]:
-    packed = kind(path)[1]
-    if not packed:
-        yield from iter(partial(raw.read, BLOCK), b"")
-        return
-    fresh, broken = _machines(packed)
-    try:
-        yield from _inflate(raw, fresh)
-    except (EOFError, broken) as error:
-        raise ValueError(f"{path}: broken {packed} archive ({error})") from error
-
-
-def _blocks(path: Path) -> Iterator[tuple[bytes, int]]:
+def _blocks(path: Path, limits: Limits) -> Iterator[tuple[bytes, int]]:
     """Stretches of what is in a file, and how far the reading of the file itself has come."""
     found = False
     with path.open("rb") as raw:
-        for block in _unpack(path, raw):
+        for block in unpacked(path, raw, limits):
             if b"\0" in block:
                 raise ValueError(f"{path}: not text, it holds NUL bytes")
             found = found or bool(block)
@@ -203,21 +154,21 @@ def _blocks(path: Path) -> Iterator[tuple[bytes, int]]:
         raise ValueError(f"{path}: the file is empty")
 
 
-def _decoded(path: Path) -> Iterator[tuple[str, int]]:
+def _decoded(path: Path, limits: Limits) -> Iterator[tuple[str, int]]:
     decoder = io.IncrementalNewlineDecoder(codecs.getincrementaldecoder("utf-8-sig")(), translate=True)
     try:
         consumed = 0
-        for block, consumed in _blocks(path):
+        for block, consumed in _blocks(path, limits):
             yield decoder.decode(block), consumed
         yield decoder.decode(b"", final=True), consumed
     except UnicodeDecodeError as error:
         raise ValueError(f"{path}: not UTF-8 text ({error.reason})") from error
 
 
-def _pieces(path: Path, piece: int, cut: Cut) -> Iterator[Part]:
+def _pieces(path: Path, limits: Limits, piece: int, cut: Cut) -> Iterator[Part]:
     """The one document of a plain text file, in pieces; the newest waits until it is known not to be the last."""
     rest, ready, consumed = "", "", 0
-    for text, consumed in _decoded(path):
+    for text, consumed in _decoded(path, limits):
         rest += text
         start = 0
         while len(rest) - start >= piece and (end := cut(rest, start, piece)):
@@ -230,22 +181,29 @@ def _pieces(path: Path, piece: int, cut: Cut) -> Iterator[Part]:
     yield (rest or ready, True, consumed)
 
 
-def _lines(path: Path) -> Iterator[tuple[bytes, int]]:
-    begun, consumed = list[bytes](), 0
-    for block, consumed in _blocks(path):
+def _lines(path: Path, limits: Limits) -> Iterator[tuple[bytes, int]]:
+    begun, length, number, consumed = list[bytes](), 0, 1, 0
+    for block, consumed in _blocks(path, limits):
         first, *others = block.split(b"\n")
         begun.append(first)
+        length += len(first)
+        if length > limits.line:
+            raise ValueError(
+                f"{path}, line {number}: longer than {in_words(limits.line)}, and a JSON line is read as a whole; "
+                f"allow more with `maskless prepare --max-line`"
+            )
         if others:
-            yield b"".join(begun), consumed
+            line, begun, length = b"".join(begun), [others[-1]], len(others[-1])
+            yield line, consumed
             yield from ((line, consumed) for line in others[:-1])
-            begun = [others[-1]]
+            number += len(others)
     yield b"".join(begun), consumed
 
 
-def _documents(path: Path, field: str) -> Iterator[Part]:
+def _documents(path: Path, field: str, limits: Limits) -> Iterator[Part]:
     """The documents of a JSON lines file; empty ones are left out."""
     found = False
-    for number, (line, consumed) in enumerate(_lines(path), start=1):
+    for number, (line, consumed) in enumerate(_lines(path, limits), start=1):
         if line.strip() and (text := _document(line, field, f"{path}, line {number}")):
             found = True
             yield (text, True, consumed)
@@ -279,7 +237,7 @@ def _well_formed(text: str) -> str:
 
 def _load(place: str, revision: str | None, config: str | None, split: str | None) -> Any:
     """A split of a data set, on disk and memory-mapped; without a split, the names of its splits."""
-    datasets = _extra("datasets", f"the data set {place!r}")
+    datasets = extra("datasets", f"the data set {place!r}")
     try:
         if split is None:
             return datasets.get_dataset_split_names(place, config, revision=revision)
@@ -292,7 +250,7 @@ def _load(place: str, revision: str | None, config: str | None, split: str | Non
 
 
 def _rows(data: Any, size: int, field: str, mend: Callable[[str], str] | None) -> Iterator[Part]:
-    texts = (text for batch in data.iter(batch_size=1000) for text in batch[field])
+    texts = (text for batch in data.iter(batch_size=100) for text in batch[field])
     for done, text in enumerate(texts, start=1):
         if not isinstance(text, str | None):
             raise ValueError(f"the field {field!r} is a {type(text).__name__}, expected a string")

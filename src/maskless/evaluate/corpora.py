@@ -14,8 +14,9 @@ from maskless.checkpoint import Model
 from maskless.codec.text import TextCodec
 from maskless.data.image_tokens import holds_images
 from maskless.data.prepare import LAYOUTS, Padded, Rows
-from maskless.data.sources import JSON_SUFFIXES, kind, read
+from maskless.data.sources import JSON_SUFFIXES, read
 from maskless.data.tokens import DTYPES, Prepared, SplitIndex, TokenRows, open_tokens
+from maskless.data.unpack import kind
 from maskless.evaluate.genppl import Sample, sample_of
 from maskless.evaluate.likelihood import spread
 
