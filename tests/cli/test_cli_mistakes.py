@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import gzip
 import shutil
 import subprocess
 import sys
@@ -103,6 +104,9 @@ def raising(error: BaseException | type[BaseException]) -> Callable[..., NoRetur
         (["prepare", "{text}", "--out", "{out}", "--vocab", "300", "--tokenizer", "gpt2"], "exclude each other"),
         (["prepare", "{text}", "--out", "{out}", "--tokenizer", "klingon"], "gpt2, bert, bytes"),
         (["prepare", "{text}", "--out", "{data}", "--vocab", "300"], "exists already"),
+        (["prepare", "{text}", "--out", "{out}", "--max-unpacked", "much"], "'much' is no size: expected a number of"),
+        (["prepare", "{lines}", "--out", "{out}", "--max-line", "20"], "line 1: longer than 20 bytes"),
+        (["prepare", "{packed}", "--out", "{out}", "--max-unpacked", "1kB"], "it unpacks to more than 1 kB"),
         (["generate", "{tmp}"], "is not a model folder: it has no config.json"),
         (["generate", "{truncated}"], "model.safetensors is damaged or not a safetensors file"),
         (["generate", "{model}/model/model.safetensors"], "is a part of a model: give its folder, {model}/model"),
@@ -159,12 +163,15 @@ def places(tmp_path, text, model, other, folder) -> dict[str, Path]:
     }
     for name, content in contents.items():
         (tmp_path / f"{name}.txt").write_bytes(content)
+    (tmp_path / "a.jsonl").write_text('{"text": "anna gives ben the ball"}')
+    (tmp_path / "a.txt.gz").write_bytes(gzip.compress(contents["short"] * 100))
     shutil.copytree(model / "model", tmp_path / "truncated")
     weights = tmp_path / "truncated" / "model.safetensors"
     weights.write_bytes(weights.read_bytes()[: weights.stat().st_size // 2])
     if not (folder / "long").exists():
         prepare([text], folder / "long", codec=byte_codec(), length=100)
     bad = {name: tmp_path / f"{name}.txt" for name in contents}
+    bad |= {"lines": tmp_path / "a.jsonl", "packed": tmp_path / "a.txt.gz"}
     good = {"text": text, "model": model, "data": model / "data", "other": other, "long": folder / "long"}
     return bad | good | {"tmp": tmp_path, "truncated": tmp_path / "truncated"}
 

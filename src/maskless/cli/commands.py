@@ -6,7 +6,7 @@ Heavy imports stand inside the commands, so that --help answers at once.
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from typer.core import TyperGroup
@@ -21,6 +21,9 @@ from maskless.cli.models import demo, models
 from maskless.cli.reproduce import reproduce
 from maskless.cli.serve import serve
 from maskless.version import __version__
+
+if TYPE_CHECKING:
+    from maskless.data.unpack import Limits
 
 
 class Commands(TyperGroup):
@@ -73,6 +76,13 @@ def prepare(
     image_codec: Annotated[str | None, typer.Option("--codec", help="Pictures: a codec, or pixels:LEVELS.")] = None,
     size: Annotated[int | None, typer.Option(help="Pictures: pixels a side.")] = None,
     flips: Annotated[bool, typer.Option("--flips", help="Pictures: mirror them as well.")] = False,
+    max_unpacked: Annotated[
+        str | None,
+        typer.Option(metavar="SIZE", help="What a packed file may hold. Default: 100 times its size, at least 1GB."),
+    ] = None,
+    max_line: Annotated[
+        str | None, typer.Option(metavar="SIZE", help="How long a JSON line may be. Default: 256MB.")
+    ] = None,
 ) -> None:
     """Turn text, or pictures, into token files.
 
@@ -81,16 +91,20 @@ def prepare(
     maskless prepare photos/ --out data/photos --codec runs/codec --size 64
     """
     from maskless.codec.text import codec
+    from maskless.data.unpack import Limits, in_bytes
 
+    said = run_options.given({"unpacked": max_unpacked, "line": max_line})
+    limits = Limits(**{name: in_bytes(value) for name, value in said.items()})
     of_text = {"tokenizer": tokenizer, "vocab": vocab, "length": length, "layout": layout, "field": field}
-    are_images = image_codec is not None or _are_images(inputs)
+    of_text |= {"max-line": max_line}
+    are_images = image_codec is not None or _are_images(inputs, limits)
     foreign = of_text if are_images else {"size": size, "flips": flips or None}
     kinds = ("text", "these are pictures") if are_images else ("pictures", "this is text")
     for name, value in foreign.items():
         if value is not None:
             raise ValueError(f"--{name} is for {kinds[0]}: {kinds[1]}")
     if are_images:
-        pictures.prepare(inputs, to, image_codec, size, flips=flips, valid=valid, overwrite=overwrite)
+        pictures.prepare(inputs, to, image_codec, size, flips=flips, valid=valid, overwrite=overwrite, limits=limits)
         return
     if tokenizer is not None and vocab is not None:
         raise ValueError("--tokenizer and --vocab exclude each other: take a tokenizer, or train one")
@@ -104,6 +118,7 @@ def prepare(
         valid=valid,
         field=field or "text",
         overwrite=overwrite,
+        limits=limits,
     )
     sizes = ", ".join(f"{s.rows:,} rows ({s.tokens:,} tokens) {name}" for name, s in prepared.splits.items())
     show.out.print(
@@ -269,10 +284,10 @@ app.command("train-codec")(train_codec)
 app.add_typer(bench, name="bench", cls=Commands)
 
 
-def _are_images(inputs: list[str]) -> bool:
+def _are_images(inputs: list[str], limits: Limits) -> bool:
     from maskless.data.images import looks_like_images
 
     local = [
         name for name in inputs if not name.startswith("hf:")
     ]  # of the hub's data --codec says that it is pictures
-    return bool(local) and looks_like_images(local)
+    return bool(local) and looks_like_images(local, limits)

@@ -19,8 +19,9 @@ from typing import IO, Any, BinaryIO, cast
 import numpy as np
 from PIL import Image
 
-from maskless.data.image_files import UNLABELLED, Entry, Folder, Source, Store, whole
+from maskless.data.image_files import UNLABELLED, Entry, Folder, Source, Store, contents, whole
 from maskless.data.image_pixels import as_pixels, decode
+from maskless.data.unpack import AT_ONCE, LIMITS, Bounded, Limits, too_much
 
 CIFAR = ("airplane", "automobile", "bird", "cat", "deer", "dog", "frog", "horse", "ship", "truck")
 MOST_CLASSES = 1 << 16
@@ -96,6 +97,8 @@ def _stream(
 ) -> Iterator[np.ndarray]:
     """The rows of an array whose bytes come next in a stream, a block at a time."""
     size = math.prod(shape[1:]) * dtype.itemsize
+    if size > AT_ONCE:
+        raise ValueError(f"{where}: pictures of {size:,} bytes, expected {AT_ONCE:,} or fewer")
     step = max(1, BLOCK // max(1, size))
     with whole(where), opened() as stream:
         for start in range(0, shape[0], step):
@@ -111,7 +114,10 @@ def _stream(
 
 def _idx_open(files: Store, name: str) -> IO[bytes]:
     raw = files.open(name)
-    return cast(BinaryIO, gzip.GzipFile(fileobj=raw)) if name.endswith(".gz") else raw
+    if not name.endswith(".gz"):
+        return raw
+    packed = cast(BinaryIO, gzip.GzipFile(fileobj=raw))
+    return cast(BinaryIO, Bounded(packed, files.most(name), f"{files.path}/{name}"))
 
 
 def _idx_header(stream: IO[bytes], where: str) -> tuple[int, ...]:
@@ -136,6 +142,8 @@ def _idx_part(files: Store, name: str, labels: str | None) -> Part:
         shape = _idx_header(stream, where)
     if len(shape) not in (3, 4) or (len(shape) == 4 and shape[3] not in (1, 3)):
         raise ValueError(f"{where}: shape {shape}, expected (N, H, W) or (N, H, W, 1 or 3)")
+    if name.endswith(".gz") and math.prod(shape) > files.most(name):
+        raise too_much(where, files.most(name))
     given = None
     if labels is not None:
         with whole(f"{files.path}/{labels}"), _idx_open(files, labels) as stream:
@@ -168,9 +176,9 @@ def idx(files: Store, names: Sequence[str], only: Sequence[str] | None = None) -
     return _source(parts)
 
 
-def idx_file(path: Path) -> Source:
+def idx_file(path: Path, limits: Limits = LIMITS) -> Source:
     """One idx file, with its labels if they are beside it."""
-    return idx(Folder(path.parent), [p.name for p in path.parent.iterdir()], [path.name])
+    return idx(Folder(path.parent, limits), [p.name for p in path.parent.iterdir()], [path.name])
 
 
 # CIFAR-10
@@ -202,7 +210,7 @@ def cifar_binary(files: Store, batches: Sequence[str]) -> Source:
 
 def _cifar_png_rows(files: Store, name: str) -> Iterator[np.ndarray]:
     with files.open(name) as stream:
-        data = stream.read()
+        data = contents(stream)
     try:
         pixels = decode(data)
     except ValueError as error:
@@ -224,7 +232,7 @@ def cifar_png(files: Store, names: Sequence[str]) -> Source:
         if beside not in names:
             raise ValueError(f"{files.path}: {batches[0]} without {label_file}")
         with files.open(beside) as text:
-            labels = _json_labels(text.read(), f"{files.path}/{beside}")
+            labels = _json_labels(contents(text), f"{files.path}/{beside}")
         heights = []
         for name in batches:
             with whole(f"{files.path}/{name}"), files.open(name) as stream, Image.open(stream) as image:

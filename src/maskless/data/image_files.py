@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import bz2
+import gzip
 import lzma
 import os
 import struct
+import sys
 import tarfile
 import zipfile
 import zlib
@@ -19,12 +22,15 @@ from typing import IO, Any, NamedTuple, Protocol
 import numpy as np
 
 from maskless.data.image_pixels import decode
+from maskless.data.unpack import AT_ONCE, LIMITS, Bounded, Limits, in_words, too_much
 
 PICTURES = (".jpg", ".jpeg", ".png", ".bmp", ".webp", ".gif", ".tif", ".tiff", ".ppm", ".pgm")
 TARS = (".tar", ".tar.gz", ".tgz", ".tar.xz", ".txz", ".tar.bz2", ".tbz2")
 UNLABELLED = -1
 # A folder's name, and the side it is for. Of those for validation the first that is there counts.
 TRAIN, HELD_OUT = "train", ("val", "valid", "validation", "test")
+# How a packed tar begins, and what reads it.
+_PACKED: dict[bytes, Callable[[IO[bytes]], Any]] = {b"\x1f\x8b": gzip.open, b"BZh": bz2.open, b"\xfd7zXZ": lzma.open}
 
 
 class Entry(NamedTuple):
@@ -57,6 +63,8 @@ class Store(Protocol):
 
     path: Path
 
+    def most(self, name: str) -> int: ...  # bytes that a packed file in it may hold
+
     def walk(self) -> Iterator[str]: ...  # the names of visible files, folders joined by /
     def open(self, name: str) -> IO[bytes]: ...
     def each(self) -> Iterator[tuple[str, Callable[[], bytes]]]: ...  # names and what reads them, now or later
@@ -69,8 +77,11 @@ def _visible(name: str) -> bool:
 class Folder:
     """The files under a folder, sorted."""
 
-    def __init__(self, path: Path) -> None:
-        self.path = path
+    def __init__(self, path: Path, limits: Limits = LIMITS) -> None:
+        self.path, self.limits = path, limits
+
+    def most(self, name: str) -> int:
+        return self.limits.of(self.path / name)
 
     def walk(self) -> Iterator[str]:
         for folder, below, files in os.walk(self.path, followlinks=True):
@@ -83,12 +94,24 @@ class Folder:
 
     def read(self, name: str) -> bytes:
         try:
-            return (self.path / name).read_bytes()
+            with self.open(name) as stream:
+                return contents(stream)
         except OSError as error:
             raise ValueError(error.strerror or str(error)) from error
 
     def each(self) -> Iterator[tuple[str, Callable[[], bytes]]]:
         return ((name, partial(self.read, name)) for name in self.walk())
+
+
+def contents(stream: IO[bytes]) -> bytes:
+    """All that is in a picture file; one that no picture can be as long as is a ValueError."""
+    return _checked(stream.read(AT_ONCE + 1))
+
+
+def _checked(data: bytes) -> bytes:
+    if len(data) > AT_ONCE:
+        raise ValueError(f"longer than {in_words(AT_ONCE)}, which no picture is")
+    return data
 
 
 @contextmanager
@@ -101,14 +124,28 @@ def whole(where: object) -> Iterator[None]:
         raise ValueError(f"{where}: the file is broken or cut off ({reason})") from error
 
 
-class Tar:
+class _Archive:
+    """A file with files in it."""
+
+    def __init__(self, path: Path, limits: Limits = LIMITS) -> None:
+        self.path, self.limits = path, limits
+
+    def most(self, _: str = "") -> int:
+        return self.limits.of(self.path)
+
+
+class Tar(_Archive):
     """The files of a tar archive, packed or not, in the order in which they lie there."""
 
-    def __init__(self, path: Path) -> None:
-        self.path = path
+    def _tar(self, raw: IO[bytes]) -> tarfile.TarFile:
+        begins = raw.read(5)
+        raw.seek(0)
+        unpack = next((unpack for magic, unpack in _PACKED.items() if begins.startswith(magic)), None)
+        stream = Bounded(unpack(raw), self.most(), self.path) if unpack else Bounded(raw, sys.maxsize, self.path)
+        return tarfile.open(fileobj=stream, mode="r:")
 
     def _members(self) -> Iterator[tuple[tarfile.TarFile, tarfile.TarInfo, str]]:
-        with whole(self.path), tarfile.open(self.path) as tar:
+        with whole(self.path), self.path.open("rb") as raw, self._tar(raw) as tar:
             while member := tar.next():
                 tar.members = []  # type: ignore[attr-defined]  # or it would remember all of them
                 name = PurePosixPath(member.name).as_posix()
@@ -120,7 +157,7 @@ class Tar:
 
     def open(self, name: str) -> IO[bytes]:
         with whole(self.path):
-            tar = tarfile.open(self.path)  # noqa: SIM115, open as long as the stream that is handed out
+            tar = self._tar(self.path.open("rb"))  # open as long as the stream that is handed out
             while member := tar.next():
                 if PurePosixPath(member.name).as_posix() == name and (stream := tar.extractfile(member)):
                     return stream
@@ -132,45 +169,49 @@ class Tar:
                 continue
             with whole(self.path):
                 stream = tar.extractfile(member)
-                data = stream.read() if stream else b""
-            yield name, partial(bytes, data)
+                data = stream.read(AT_ONCE + 1) if stream else b""
+            yield name, partial(_checked, data)
 
 
-class Zip:
+class Zip(_Archive):
     """The files of a zip archive, sorted."""
 
-    def __init__(self, path: Path) -> None:
-        self.path = path
+    def _open(self) -> zipfile.ZipFile:
+        archive = zipfile.ZipFile(self.path)
+        if sum(each.file_size for each in archive.infolist()) > self.most():
+            raise too_much(self.path, self.most())
+        return archive
 
     def walk(self) -> Iterator[str]:
-        with whole(self.path), zipfile.ZipFile(self.path) as archive:
+        with whole(self.path), self._open() as archive:
             yield from sorted(i.filename for i in archive.infolist() if not i.is_dir() and _visible(i.filename))
 
     def open(self, name: str) -> IO[bytes]:
         with whole(self.path):
-            return zipfile.ZipFile(self.path).open(name)
+            return self._open().open(name)
 
     def each(self) -> Iterator[tuple[str, Callable[[], bytes]]]:
         with whole(self.path):
-            archive = zipfile.ZipFile(self.path)  # open as long as someone may read from it
+            archive = self._open()  # open as long as someone may read from it
         for name in self.walk():
             yield name, partial(self._read, archive, name)
 
     @staticmethod
     def _read(archive: zipfile.ZipFile, name: str) -> bytes:
         try:
-            return archive.read(name)
+            with archive.open(name) as stream:
+                return contents(stream)
         except (zipfile.BadZipFile, zlib.error, EOFError, OSError, RuntimeError, NotImplementedError) as error:
             raise ValueError(str(error)) from error
 
 
-def store(path: Path) -> Store | None:
+def store(path: Path, limits: Limits = LIMITS) -> Store | None:
     """What holds the files at a path, None if that is neither a folder nor an archive."""
     if path.is_dir():
-        return Folder(path)
+        return Folder(path, limits)
     if path.name.lower().endswith(TARS):
-        return Tar(path)
-    return Zip(path) if path.suffix.lower() == ".zip" else None
+        return Tar(path, limits)
+    return Zip(path, limits) if path.suffix.lower() == ".zip" else None
 
 
 # Trees of pictures

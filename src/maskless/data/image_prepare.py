@@ -28,6 +28,7 @@ from maskless.data.image_tokens import (
 )
 from maskless.data.images import VALID, WORKERS, read_images
 from maskless.data.tokens import DTYPES, SPLITS, bin_path, dtype_for
+from maskless.data.unpack import LIMITS, Limits
 from maskless.files import whole_folder
 
 NAMED = 20  # broken pictures that the index names; the others are counted
@@ -168,6 +169,7 @@ def prepare_images(
     batch: int = 64,
     workers: int = WORKERS,
     overwrite: bool = False,
+    limits: Limits = LIMITS,
     on_progress: Progress | None = None,
 ) -> PreparedImages:
     """The folder `out`, with train.bin, valid.bin, their labels, index.json and the codec.
@@ -175,6 +177,7 @@ def prepare_images(
     inputs: see `maskless.data.images.read_images`.  size: pixels a side.  flips: mirror the train pictures too, as the
     released code did not: row N + i is the mirror image of row i, encoded.  valid: the share of pictures held out,
     unless the data has its own split.  batch: pictures encoded at once.  workers: threads that decode ahead.
+    limits: how large a packed input may turn out to be.
     on_progress: called with pictures seen, pictures to see, and those left out as broken, which the index counts.
     `out` appears when all is done or never.
     """
@@ -184,7 +187,7 @@ def prepare_images(
         raise ValueError(f"batch is {batch}: expected 1 or more")
     target = Path(out).resolve()
     _check_target(target, overwrite)
-    images = read_images(inputs)
+    images = read_images(inputs, limits)
     broken, dtype = _Broken(), dtype_for(codec.codes + 2)
 
     def report(done: int) -> None:

@@ -36,6 +36,7 @@ from maskless.data.image_files import (
 )
 from maskless.data.image_pixels import FILTER, check_fit, fit
 from maskless.data.prepare import in_valid
+from maskless.data.unpack import LIMITS, Limits
 
 Broken = Callable[[str], None]  # told of each picture that is left out, in one line
 
@@ -165,7 +166,7 @@ def _share(valid: float) -> Fraction:
 # Inputs
 
 
-def read_images(inputs: Sequence[str | Path]) -> Images:
+def read_images(inputs: Sequence[str | Path], limits: Limits = LIMITS) -> Images:
     """The pictures of folders, archives, arrays and data sets, which can be gone through any number of times.
 
     A folder, or a .tar, .tar.gz, .tar.xz, .tar.bz2 or .zip of one, holds train/CLASS/... with val, valid, validation or
@@ -177,7 +178,7 @@ def read_images(inputs: Sequence[str | Path]) -> Images:
         raise ValueError(f"inputs is {str(inputs)!r}: expected a list of folders, files or data sets")
     if not inputs:
         raise ValueError("no input: expected folders, archives, arrays or data sets of pictures")
-    found = tuple(_resolve(given) for given in inputs)
+    found = tuple(_resolve(given, limits) for given in inputs)
     bare = [name for name, source in zip(inputs, found, strict=True) if not source.classes]
     if bare and len(bare) < len(found):
         raise ValueError(f"{bare[0]}: pictures without classes, though other inputs have them")
@@ -190,19 +191,19 @@ def _is_hub(given: str | Path) -> bool:
     return isinstance(given, str) and given.startswith("hf:")
 
 
-def _resolve(given: str | Path) -> Source:
+def _resolve(given: str | Path, limits: Limits) -> Source:
     if isinstance(given, str) and _is_hub(given):
         return image_hub.dataset(given.removeprefix("hf:"))
     path = Path(given)
     if not path.exists():
         raise ValueError(f"{given}: no such file or folder; expected {_EXPECTED}")
-    files = store(path)
+    files = store(path, limits)
     if files is not None:
         return _recognise(files)
     if image_arrays.is_idx(path.name):
-        return image_arrays.idx_file(path)
+        return image_arrays.idx_file(path, limits)
     if path.suffix == ".npz":
-        return image_arrays.arrays(Zip(path), list(Zip(path).walk()))
+        return image_arrays.arrays(Zip(path, limits), list(Zip(path, limits).walk()))
     if path.suffix == ".npy":
         return image_arrays.npy_file(path)
     if is_picture(path.name):
@@ -235,13 +236,13 @@ def _recognise(files: Store) -> Source:
     return tree(files, folders)
 
 
-def _has_pictures(given: str | Path) -> bool:
+def _has_pictures(given: str | Path, limits: Limits) -> bool:
     if isinstance(given, str) and _is_hub(given):
         return image_hub.has_images(given.removeprefix("hf:"))
     path = Path(given)
     if not path.exists():
         return False
-    files = store(path)
+    files = store(path, limits)
     if files is None:
         return path.suffix in (".npy", ".npz") or is_picture(path.name) or image_arrays.is_idx(path.name)
     texts = 0
@@ -254,9 +255,9 @@ def _has_pictures(given: str | Path) -> bool:
     return texts < 0
 
 
-def looks_like_images(inputs: Sequence[str | Path]) -> bool:
+def looks_like_images(inputs: Sequence[str | Path], limits: Limits = LIMITS) -> bool:
     """Whether an input is pictures rather than text: more of its files are, or its data set has a column of images."""
-    return any(_has_pictures(given) for given in inputs)
+    return any(_has_pictures(given, limits) for given in inputs)
 
 
 def _sides(images: Images, valid: float) -> Iterator[str]:
