@@ -53,6 +53,35 @@ def test_an_archive_equals_its_folder(tmp_path, kind, prefix):
     assert {path.name for path in tmp_path.iterdir()} == {"data", kind}  # nothing was unpacked
 
 
+def names(folder: Path) -> list[str]:
+    return [entry.where.removeprefix(f"{folder}/") for _, entry in read_images([folder]).entries()]
+
+
+@pytest.mark.parametrize("links", [{"a/up": ".."}, {"a/b": "../b", "b/a": "../a"}, {"b/far": "../../far"}], ids=str)
+def test_links_in_a_circle_bring_no_picture_twice(tmp_path, links):
+    """They brought each picture up to forty times, into both sides of the split."""
+    files = {f"data/{name}/{i}.png": png(noise(4, 4, 3)) for name in "ab" for i in range(3)}
+    plant(tmp_path, files | {"far/0.png": png(noise(4, 4, 3))})
+    folder = tmp_path / "data"
+    for link, to in links.items():
+        (folder / link).symlink_to(to)
+    (tmp_path / "far" / "back").symlink_to(folder)
+    wanted = 7 if "b/far" in links else 6
+    assert len({(folder / name).resolve() for name in names(folder)}) == len(names(folder)) == wanted
+    assert read_images([folder]).total == wanted
+
+
+def test_links_make_up_a_split(tmp_path):
+    """Of folders that lie beside it, or hidden; the folders themselves are no part of the data then."""
+    square = png(noise(4, 4, 3))
+    folder = plant(tmp_path / "data", {f"{name}.png": square for name in ("all/one/0", "all/two/1", ".raw/2")})
+    for link, to in {"train/a": "../all/one", "val/a": "../all/two", "train/b": "../.raw"}.items():
+        (folder / link).parent.mkdir(exist_ok=True)
+        (folder / link).symlink_to(to)
+    assert names(folder) == ["train/a/0.png", "train/b/2.png", "val/a/1.png"]
+    assert read_images([folder]).counts == {"train": 2, "valid": 1}
+
+
 def test_classes_without_splits_and_pictures_without_classes(tmp_path):
     square = png(noise(4, 4, 3))
     for name, files, classes in (

@@ -84,10 +84,22 @@ class Folder:
         return self.limits.of(self.path / name)
 
     def walk(self) -> Iterator[str]:
+        """Links are followed, but not in a circle, and a folder that has several names is read under the first.
+
+        A side of the split may consist of links to folders beside it, so each side has its own names.
+        """
+        read, around = set[tuple[str | None, tuple[int, int]]](), dict[str, frozenset[tuple[int, int]]]()
         for folder, below, files in os.walk(self.path, followlinks=True):
-            below.sort()
-            names = ((Path(folder) / file).relative_to(self.path).as_posix() for file in sorted(files))
-            yield from filter(_visible, names)
+            below[:] = sorted(filter(_visible, below))
+            at, name = os.stat(folder), Path(folder).relative_to(self.path)
+            here, above = (at.st_dev, at.st_ino), around.get(os.path.dirname(folder), frozenset())
+            side = next((part for part in name.parts if part in (TRAIN, *HELD_OUT)), None)
+            if here in above or (side, here) in read:
+                below.clear()
+                continue
+            read.add((side, here))
+            around[folder] = above | {here}
+            yield from ((name / file).as_posix() for file in sorted(files) if _visible(file))
 
     def open(self, name: str) -> IO[bytes]:
         return (self.path / name).open("rb")
