@@ -121,6 +121,8 @@ def raising(error: BaseException | type[BaseException]) -> Callable[..., NoRetur
         (["generate", "{model}", "--top-p", "0"], "top_p 0.0 is out of range"),
         (["generate", "{model}", "--top-k", "0"], "top_k 0 is out of range"),
         (["generate", "{model}", "--guidance", "2"], "--guidance is for models of pictures: this is one of text"),
+        (["generate", "{model}", "--prompt", "caf\udce9"], "character 3 of a text is '\\udce9': expected UTF-8"),
+        (["prepare", "{text}", "--out", "{loop}", "--vocab", "300"], "{loop}"),
         (["generate"], "Missing argument"),
         (["fill", "{model}", "anna has [3] balls", "--steps", "0"], "steps 0 is out of range: expected 1 to 3"),
         (["fill", "{model}", "anna has [3] balls", "--steps", "4"], "steps 4 is out of range: expected 1 to 3"),
@@ -163,6 +165,7 @@ def places(tmp_path, text, model, other, folder) -> dict[str, Path]:
     }
     for name, content in contents.items():
         (tmp_path / f"{name}.txt").write_bytes(content)
+    (tmp_path / "loop").symlink_to(tmp_path / "loop")
     (tmp_path / "a.jsonl").write_text('{"text": "anna gives ben the ball"}')
     (tmp_path / "a.txt.gz").write_bytes(gzip.compress(contents["short"] * 100))
     shutil.copytree(model / "model", tmp_path / "truncated")
@@ -171,7 +174,7 @@ def places(tmp_path, text, model, other, folder) -> dict[str, Path]:
     if not (folder / "long").exists():
         prepare([text], folder / "long", codec=byte_codec(), length=100)
     bad = {name: tmp_path / f"{name}.txt" for name in contents}
-    bad |= {"lines": tmp_path / "a.jsonl", "packed": tmp_path / "a.txt.gz"}
+    bad |= {"lines": tmp_path / "a.jsonl", "packed": tmp_path / "a.txt.gz", "loop": tmp_path / "loop"}
     good = {"text": text, "model": model, "data": model / "data", "other": other, "long": folder / "long"}
     return bad | good | {"tmp": tmp_path, "truncated": tmp_path / "truncated"}
 

@@ -48,6 +48,13 @@ def test_what_is_not_one_text_is_refused(text):
         assert repr(text) in str(caught.value)
 
 
+def test_what_is_no_unicode_is_refused():
+    """A byte of a command line that is not UTF-8, which Python keeps as half of a surrogate pair."""
+    for call in (BYTES.encode, lambda text: parse_gaps(BYTES, f"{text} [3]")):
+        with pytest.raises(ValueError, match=r"character 4 of a text is '\\udcff': expected UTF-8"):
+            call("café\udcff")
+
+
 def test_special_tokens_are_neither_added_nor_read_out_of_text_nor_decoded():
     assert BYTES.vocab == 257
     assert BYTES.bos == BYTES.eos == 256

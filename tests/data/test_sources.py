@@ -181,6 +181,7 @@ BAD = {
     "table.TSV": (b"id\ttext\n1\tone\n", "a table; expected text"),
     "table.csv.gz": (gzip.compress(b"id,text\n1,one\n"), "a table; expected text"),
     "table.parquet": (b"PAR1", "a table; expected text"),
+    "deep.jsonl": (b'{"text": "a", "b": ' + b"[" * 100_000, "line 1: not JSON, expected one object per line"),
     "blank.jsonl": (b'\n{"text": ""}\n', "no documents in this file"),
 }
 if zstandard:
@@ -278,7 +279,8 @@ def test_other_data_sets_use_the_splits_they_have(datasets, tmp_path):
     assert sides(read([f"hf:{only}"], field="body")) == [(None, "a"), (None, "b")]
     with pytest.raises(ValueError, match="has no field 'text', it has id, body"):
         read([f"hf:{only}"])
-    with pytest.raises(ValueError, match="cannot load the data set"):
-        read([f"hf:{both}:nonesuch"])
+    for place in (f"{both}:nonesuch", ":train"):
+        with pytest.raises(ValueError, match="cannot load the data set"):
+            read([f"hf:{place}"])
     with pytest.raises(ValueError, match="cannot load the data set"):
         read([f"hf:{tmp_path / 'missing'}"])

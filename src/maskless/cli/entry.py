@@ -19,6 +19,7 @@ from maskless.train.interruption import Interruption
 FULL = (errno.ENOSPC, errno.EDQUOT)  # a full disk
 RESUMABLE = {"train": "run.json", "train-codec": "run.json", "distill": "distill.json"}
 NO_MEMORY = re.compile("out of memory|can't allocate memory|not enough memory", re.IGNORECASE)  # of torch
+LOOP = "Symlink loop"  # of Path.resolve, before Python 3.13
 LESS = {  # what takes less memory
     "train": "try a smaller --batch, or --accumulate; ",
     "distill": "try a smaller --batch, or --accumulate; ",
@@ -68,6 +69,8 @@ def _run() -> Any:
         kept = "; what was saved before is still there" if error.errno in FULL else ""
         _fail(f"{error.strerror}: {error.filename or 'while writing'}{kept}")
     except (MemoryError, RuntimeError) as error:
+        if str(error).startswith(LOOP):
+            _fail(str(error))
         if not isinstance(error, MemoryError) and not NO_MEMORY.search(str(error)):
             raise
         said = (str(error) or "no more could be had").splitlines()[0]

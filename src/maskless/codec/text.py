@@ -116,6 +116,10 @@ class TextCodec:
 def _check_text(text: object) -> None:
     if not isinstance(text, str):  # two texts in a list would be read as a pair, and joined
         raise ValueError(f"a text is {' '.join(repr(text).split())}: expected one string, not a {type(text).__name__}")
+    try:
+        text.encode()
+    except UnicodeEncodeError as error:  # a byte of the command line that is not UTF-8, or half of a pair
+        raise ValueError(f"character {error.start} of a text is {text[error.start]!r}: expected UTF-8") from None
 
 
 def _from_text(text: str) -> TextCodec:

@@ -251,7 +251,7 @@ def cifar_png(files: Store, names: Sequence[str]) -> Source:
 def _json_labels(data: bytes, where: str) -> np.ndarray:
     try:
         labels = np.array(json.loads(data))
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise ValueError(f"{where}: not a JSON list of labels ({error})") from error
     if labels.ndim != 1 or labels.dtype.kind != "i":
         raise ValueError(f"{where}: expected a JSON list of whole numbers")

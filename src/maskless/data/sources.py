@@ -214,7 +214,7 @@ def _documents(path: Path, field: str, limits: Limits) -> Iterator[Part]:
 def _document(line: bytes, field: str, where: str) -> str:
     try:
         record = json.loads(line)
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise ValueError(f"{where}: not JSON, expected one object per line ({error})") from error
     if not isinstance(record, dict):
         raise ValueError(f"{where}: a {type(record).__name__}, expected one JSON object per line")
@@ -242,7 +242,7 @@ def _load(place: str, revision: str | None, config: str | None, split: str | Non
         if split is None:
             return datasets.get_dataset_split_names(place, config, revision=revision)
         return datasets.load_dataset(place, config, split=split, revision=revision)
-    except (OSError, ValueError, RuntimeError, datasets.exceptions.DatasetsError) as error:
+    except (OSError, ValueError, LookupError, RuntimeError, datasets.exceptions.DatasetsError) as error:
         if isinstance(error, OSError) and error.errno == errno.ENOSPC:
             raise
         reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
