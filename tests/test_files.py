@@ -7,6 +7,8 @@ import json
 import math
 import os
 import stat
+import subprocess
+import sys
 from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
@@ -65,6 +67,81 @@ def test_a_writer_that_fails_leaves_the_old_file_alone(tmp_path):
         write_aside(tmp_path / "file", fail)
     assert (tmp_path / "file").read_text() == "old"
     assert os.listdir(tmp_path) == ["file"]
+
+
+# What killed processes leave behind
+
+LIVES = """
+import os, signal, sys
+from pathlib import Path
+from maskless.files import whole_folder, write_aside
+
+def linger(path):
+    (path / "half" if path.is_dir() else path).write_text("half")
+    print("at work", flush=True)
+    sys.stdin.readline()
+
+if sys.argv[1] == "file":
+    write_aside(Path("it"), linger)
+else:
+    with whole_folder(Path("it")) as folder:
+        linger(folder)
+"""
+
+
+def begun(kind: str, folder: Path) -> subprocess.Popen[str]:
+    """A process that has begun to write a file or a folder named `it` and waits for a line to go on."""
+    pipe = subprocess.PIPE
+    process = subprocess.Popen([sys.executable, "-c", LIVES, kind], cwd=folder, stdin=pipe, stdout=pipe, text=True)
+    assert process.stdout.readline() == "at work\n"
+    return process
+
+
+def write_it(kind: str, folder: Path, text: str) -> None:
+    if kind == "file":
+        write_aside(folder / "it", lambda path: path.write_text(text))
+    else:
+        with whole_folder(folder / "it") as made:
+            (made / "whole").write_text(text)
+
+
+def read_it(folder: Path) -> dict[str, str]:
+    files = [folder / "it"] if (folder / "it").is_file() else (folder / "it").iterdir()
+    return {path.name: path.read_text() for path in files}
+
+
+@pytest.mark.skipif(os.name != "posix", reason="locks are those of POSIX")
+@pytest.mark.parametrize("kind", ["file", "folder"])
+def test_what_a_killed_process_left_is_removed_and_what_a_live_one_writes_is_not(tmp_path, kind):
+    for text in ("new", "newer"):
+        live, killed = (begun(kind, tmp_path) for _ in range(2))
+        killed.kill()
+        killed.wait()
+        if text == "new":
+            write_it(kind, tmp_path, text)
+            assert len(os.listdir(tmp_path)) == 2  # of the one that lives, and ours
+            assert set(read_it(tmp_path).values()) == {text}
+        live.communicate("go on\n")
+        assert live.returncode == 0
+        assert set(read_it(tmp_path).values()) == {"half"}  # for that one it is the whole
+    assert len(os.listdir(tmp_path)) == 2  # what was killed last, and the file or folder
+    write_it(kind, tmp_path, text)
+    assert os.listdir(tmp_path) == ["it"]
+    assert set(read_it(tmp_path).values()) == {text}
+
+
+@pytest.mark.skipif(os.name != "posix", reason="locks are those of POSIX")
+@pytest.mark.parametrize("left", [["it", ".it.0.old"], [".it.0.old", ".it.0.partial"]], ids=str)
+def test_a_process_that_was_killed_while_folders_change_places_leaves_nothing_for_ever(tmp_path, left):
+    for name in left:
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "file").write_text(name)
+    with pytest.raises(KeyboardInterrupt), whole_folder(tmp_path / "it"):
+        raise KeyboardInterrupt
+    assert read_it(tmp_path) == {"file": left[0]}  # what stood there, or was to make room, stands there again
+    write_it("folder", tmp_path, "new")
+    assert os.listdir(tmp_path) == ["it"]
+    assert read_it(tmp_path) == {"whole": "new"}
 
 
 def test_what_is_not_a_finite_number_is_null_in_json():

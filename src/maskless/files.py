@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import errno
+import itertools
 import json
 import math
 import os
 import platform
 import shutil
 import stat
-import uuid
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
@@ -30,9 +30,8 @@ def write_aside(path: Path, write: Callable[[Path], object], *, durable: bool = 
     durable: so does a power cut, since the disk has all of the file before it gets its name. That takes milliseconds,
     which is long where there are many small files.
     """
-    aside = path.with_name(f".{path.name}.{os.getpid()}.part")
-    try:
-        aside.unlink(missing_ok=True)
+    with _beside(path, "part") as folder:
+        aside = folder / path.name
         aside.touch()
         mode = stat.S_IMODE(aside.stat().st_mode)  # what the umask says; safetensors gives 0600
         write(aside)
@@ -43,8 +42,7 @@ def write_aside(path: Path, write: Callable[[Path], object], *, durable: bool = 
         os.replace(aside, path)
         if durable:
             sync(path.parent)
-    finally:
-        aside.unlink(missing_ok=True)
+        shutil.rmtree(folder, ignore_errors=True)
 
 
 def sync(path: Path) -> None:
@@ -73,6 +71,7 @@ def put_folder(aside: Path, target: Path) -> None:
         sync(path)
     old = aside.with_suffix(".old")
     if target.exists():
+        shutil.rmtree(old, ignore_errors=True)  # of a process that was killed below
         os.rename(target, old)
     os.rename(aside, target)
     sync(target.parent)
@@ -82,14 +81,69 @@ def put_folder(aside: Path, target: Path) -> None:
 @contextmanager
 def whole_folder(target: Path) -> Iterator[Path]:
     """A folder beside `target` to fill: in the end it takes the place of `target`, after an error it is gone."""
-    aside = target.with_name(f".{target.name}.{uuid.uuid4().hex[:8]}.partial")
-    aside.mkdir(parents=True)
-    try:
+    target.parent.mkdir(parents=True, exist_ok=True)
+    with _beside(target, "partial") as aside:
         yield aside
         put_folder(aside, target)
+
+
+@contextmanager
+def _beside(target: Path, suffix: str) -> Iterator[Path]:
+    """An empty folder beside `target`, gone after an error; those that killed processes left there are removed first.
+
+    Each is locked by the process that it belongs to. The lock is the system's, so it ends with the process.
+    """
+    own, handle = None, None
+    for number in itertools.count():
+        aside = target.with_name(f".{target.name}.{number}.{suffix}")
+        if aside.exists():
+            _remove_if_left(aside, target)
+        elif own is None:
+            own, handle = _made(aside)
+        else:
+            break
+    assert own is not None
+    try:
+        yield own
     except BaseException:
-        shutil.rmtree(aside, ignore_errors=True)
+        shutil.rmtree(own, ignore_errors=True)
         raise
+    finally:
+        if handle is not None:
+            os.close(handle)
+
+
+def _made(folder: Path) -> tuple[Path | None, int | None]:
+    """A new folder and what holds its lock; None if another process was faster."""
+    try:
+        folder.mkdir()
+    except FileExistsError:
+        return None, None
+    if fcntl is None:
+        return folder, None
+    with suppress(FileNotFoundError):
+        handle = os.open(folder, os.O_RDONLY)
+        with suppress(OSError):  # some file systems have no locks
+            fcntl.flock(handle, fcntl.LOCK_EX)  # waits for a process that takes it for left behind and removes it
+        if folder.exists() and os.path.samestat(os.fstat(handle), folder.stat()):
+            return folder, handle
+        os.close(handle)
+    return None, None
+
+
+def _remove_if_left(folder: Path, target: Path) -> None:
+    """Remove an unfinished folder whose process is no more; an older one that was to make room for it is put back."""
+    if fcntl is None:
+        return
+    with suppress(FileNotFoundError):  # its process has just finished
+        handle = os.open(folder, os.O_RDONLY)
+        with suppress(OSError):  # its process is at work, or there are no locks to tell
+            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            old = folder.with_suffix(".old")
+            if old.exists() and not target.exists():
+                os.rename(old, target)
+            shutil.rmtree(folder, ignore_errors=True)
+        os.close(handle)
 
 
 @contextmanager

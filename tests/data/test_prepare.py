@@ -278,6 +278,7 @@ prepare([{str(jsonl)!r}], {str(tmp_path / "out")!r}, codec=byte_codec(), length=
     assert list(tmp_path.glob(".out.*.partial"))
     assert not (tmp_path / "out").exists()
     prepare([jsonl], tmp_path / "out", codec=BYTES, length=32)
+    assert left_in(tmp_path) == {jsonl.name, "out"}  # the next one clears up
 
 
 def test_memory_does_not_grow_with_the_text(tmp_path, monkeypatch):

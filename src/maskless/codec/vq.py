@@ -8,8 +8,6 @@ from __future__ import annotations
 
 import dataclasses
 import json
-import os
-import shutil
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -22,7 +20,7 @@ from safetensors.torch import save_file
 from torch import Tensor, nn
 
 from maskless.codec.vq_blocks import GROUPS, Decoder, Encoder
-from maskless.files import sync, write_aside
+from maskless.files import whole_folder, write_aside
 from maskless.nn import autocast
 from maskless.nn.sizes import check_fields, whole
 from maskless.weights import read_network
@@ -297,12 +295,7 @@ def _write_config(folder: Path, config: dict[str, Any]) -> None:
 def _in_folder(folder: Path, write: Callable[[Path], None]) -> None:
     """Let `write` fill a folder; one that is new is filled aside and renamed into place."""
     if folder.is_dir():
-        return write(folder)
-    aside = folder.with_name(f".{folder.name}.{os.getpid()}.part")
-    try:
-        aside.mkdir(parents=True)
+        write(folder)
+        return
+    with whole_folder(folder) as aside:
         write(aside)
-        os.replace(aside, folder)
-        sync(folder.parent)
-    finally:
-        shutil.rmtree(aside, ignore_errors=True)
