@@ -21,7 +21,7 @@ FLOORS: dict[int, set[str]] = {
     1: {"nn"},
     2: {"objective", "revision", "sampling"},
     3: {"engine"},
-    4: {"files", "shipped", "weights"},
+    4: {"files", "shipped", "terminal", "weights"},
     5: {"codec"},
     6: {"checkpoint", "ema", "data", "official", "official_vq"},
     7: {"texts", "images", "pictures"},

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import shlex
 import subprocess
 import sys
@@ -61,6 +62,28 @@ def test_generated_json_tells_how_each_text_came(model, command):
     assert [line["steps"] for line in lines] == [text.steps for text in texts]
     assert all(line["text"].startswith("anna ") for line in lines)
     assert ended.err == ""
+
+
+@pytest.mark.parametrize("asked", [["fill", "anna \x1b[2J has [2] balls"], ["generate", "--prompt", "anna \x1b[2J"]])
+def test_a_text_does_not_steer_a_terminal_and_a_pipe_has_it_as_it_is(model, command, monkeypatch, asked):
+    words = [asked[0], model, *asked[1:], "--steps", 2]
+    assert "anna \x1b[2J" in command(*words).out
+    monkeypatch.setattr(sys.stdout, "isatty", lambda: True)
+    on_terminal = command(*words)
+    assert on_terminal.code == 0
+    assert "anna ␛[2J" in on_terminal.out
+    assert "\x1b" not in on_terminal.out
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="other systems may have no such names")
+def test_a_name_that_is_not_utf8_is_told_as_it_is(text, tmp_path):
+    name = b"caf\xe9"
+    words = [sys.executable, "-m", "maskless", "prepare", text, "--out", os.fsdecode(name), "--tokenizer", "bytes"]
+    strict = os.environ | {"PYTHONIOENCODING": "utf-8"}  # as in most languages that a system speaks
+    done = subprocess.run([*words, "--length", "16"], capture_output=True, cwd=tmp_path, env=strict, check=False)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.startswith(name + b": ")
+    assert os.listdir(os.fsencode(tmp_path)) == [name]
 
 
 @pytest.mark.parametrize("how", [[], ["--json"]])

@@ -99,6 +99,8 @@ def raising(error: BaseException | type[BaseException]) -> Callable[..., NoRetur
             ["paint"],
             "unknown command 'paint': expected one of prepare, train, distill, generate, fill, evaluate, fid, ",
         ),
+        (["\x1b[31mred\x9b"], "unknown command '\\x1b[31mred\\x9b'"),
+        (["train", "--out", "{out}", "--text", "\x1b]0;title\x07"], "␛]0;title␇: no such file or folder"),
         (["--loud"], "No such option: --loud"),
         (["prepare", "{text}", "--out", "{out}", "--layout", "round"], "packed, wrapped, padded"),
         (["prepare", "{text}", "--out", "{out}", "--vocab", "300", "--tokenizer", "gpt2"], "exclude each other"),

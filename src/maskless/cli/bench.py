@@ -6,12 +6,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
-from rich.console import Console
 from rich.measure import Measurement
 
 from maskless.cli import show
 from maskless.cli.generate import MODEL, TOKENIZER
 from maskless.files import json_text
+from maskless.terminal import Screen
 
 if TYPE_CHECKING:
     import torch
@@ -206,7 +206,7 @@ def _bench(
         return
     grid = report.grid(here, results) if table is None else report.grid_of(table, here, results)
     wanted = Measurement.get(show.out, show.out.options.update(max_width=1_000), grid).maximum
-    Console(width=max(wanted, show.out.width)).print(grid)  # a narrow terminal breaks lines, but loses nothing
+    Screen(width=max(wanted, show.out.width)).print(grid)  # a narrow terminal breaks lines, but loses nothing
 
 
 def _measured(

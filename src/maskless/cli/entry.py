@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import io
 import itertools
 import re
 import sys
@@ -32,6 +33,8 @@ LESS = {  # what takes less memory
 def main() -> None:
     """Run a command; a user's mistake is one line on stderr and exit code 2."""
     threading.excepthook = _thread_failed
+    if isinstance(sys.stdout, io.TextIOWrapper):  # the name of a file need not be UTF-8
+        sys.stdout.reconfigure(errors="backslashreplace" if sys.stdout.isatty() else "surrogateescape")
     loading = _Loading()
     sys.meta_path.insert(0, loading)
     try:
@@ -109,7 +112,9 @@ def _way_on(words: list[str]) -> str:
 
 
 def _fail(message: str) -> NoReturn:
-    print(f"error: {' '.join(message.split())}", file=sys.stderr)
+    from maskless.terminal import plain
+
+    print(f"error: {plain(' '.join(message.split()))}", file=sys.stderr)
     sys.exit(2)
 
 

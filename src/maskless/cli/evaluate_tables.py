@@ -5,11 +5,11 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
 from maskless.cli import show
+from maskless.terminal import Screen
 from maskless.train.report import or_unknown
 
 if TYPE_CHECKING:
@@ -109,4 +109,4 @@ def _table(titles: list[str], rows: list[list[str]]) -> None:
     table = Table(*(titles[i] for i in kept))
     for row in rows:
         table.add_row(*(Text(row[i]) for i in kept))
-    Console(width=None if show.out.is_terminal else PIPED).print(table)
+    Screen(width=None if show.out.is_terminal else PIPED).print(table)

@@ -9,6 +9,7 @@ from typing import Annotated, Any
 import typer
 
 from maskless.cli import pictures, show
+from maskless.terminal import say
 
 MODEL = Annotated[str, typer.Argument(help="A run or model folder, a shipped model, a hub id, or a released file.")]
 TOKENIZER = Annotated[str | None, typer.Option(help="gpt2, bert, bytes, or a file; for models that bring none.")]
@@ -90,7 +91,7 @@ def generate(
             else:
                 if n > 1:
                     show.err.rule(f"sample {number}", style="dim")
-                print(one, flush=True)
+                say(one)
 
 
 def fill(
@@ -144,7 +145,7 @@ def fill(
     if as_json:
         print(json.dumps({"text": filled, "tokens": filled.tokens, "steps": filled.steps, "order": filled.order}))
     else:
-        print(filled)
+        say(filled)
 
 
 def _how(**options: Any) -> dict[str, Any]:

@@ -12,6 +12,7 @@ from rich.table import Table
 
 from maskless.cli import show
 from maskless.cli.generate import JSON, SEED
+from maskless.terminal import say
 
 TEXT = (
     "Once upon a time, there was a dog named Max. Max loved to [8]. One day, Max saw a [4] and [10]. Max was sad "
@@ -36,7 +37,7 @@ def models(
 
     if name is not None:
         text = shipped.card(name)
-        print(json.dumps({"name": name, "card": text}) if as_json else text.rstrip())
+        say(json.dumps({"name": name, "card": text}) if as_json else text.rstrip())
         return
     found = [shipped.describe(each) for each in shipped.names()]
     if as_json:

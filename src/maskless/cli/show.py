@@ -8,12 +8,12 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from rich.console import Console
 from rich.panel import Panel
 from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Table
 from rich.text import Text
 
+from maskless.terminal import Screen
 from maskless.train.report import or_unknown
 
 if TYPE_CHECKING:
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from maskless.train.run import RunConfig
 
 P = TypeVar("P")
-out, err = Console(), Console(stderr=True)
+out, err = Screen(), Screen(stderr=True)
 
 
 def preparing(inputs: list[str], to: Path, **how: Any) -> Prepared:

@@ -30,6 +30,7 @@ from maskless.codec.text import TextCodec
 from maskless.evaluate import options
 from maskless.logits import check_seed
 from maskless.objective import mixed_seed
+from maskless.terminal import plain
 
 NAME = "maskless"
 PAPER = "lambada_openai,arc_easy,arc_challenge,hellaswag,mathqa,piqa,winogrande,social_iqa,openbookqa,boolq,race"
@@ -323,7 +324,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     except Exception as error:
         if not isinstance(error, ValueError) and not _offline(error):
             raise
-        print(f"error: {' '.join(str(error).split())}", file=sys.stderr)
+        print(f"error: {plain(' '.join(str(error).split()))}", file=sys.stderr)
         sys.exit(2)
 
 

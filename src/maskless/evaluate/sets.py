@@ -27,6 +27,7 @@ from maskless.evaluate.inception import Features
 from maskless.evaluate.sweep import Sample
 from maskless.images import ImageHow, class_ids, codec_of, draw_pixels, grid_of
 from maskless.sampling import Guidance, check_steps
+from maskless.terminal import plain
 
 SIDES = ("train", "valid")
 
@@ -86,7 +87,8 @@ class Real:
         """Say on stderr what all processes left out; each must call this."""
         every = gather_object(broken)
         if every and PartialState().is_main_process:
-            print(f"{self.name}: {len(every):,} broken pictures left out ({every[0]} ...)", file=sys.stderr)
+            said = f"{self.name}: {len(every):,} broken pictures left out ({every[0]} ...)"
+            print(plain(said), file=sys.stderr)
 
 
 def real(given: str, valid: float | None = None) -> Real:
