@@ -242,6 +242,7 @@ def one_line(ended: Ended) -> str:
         (["sample", "--quality", "{tmp}/q.json"], "--quality goes with --plot"),
         (["sample", "--plot", "{tmp}/a.png", "--quality", "{tmp}/q.json"], "No such file"),
         (["sample", "--plot", "{tmp}/a.png", "--quality", "{tmp}/bad.json"], "expected a list of"),
+        (["sample", "--plot", "{tmp}/a.png", "--quality", "{tmp}/deep.json"], "expected a list of"),
         (
             ["sample", "--plot", "{tmp}/a.png", "--quality", "{tmp}/other.json"],
             "'pgm' at 7 steps: that is not measured",
@@ -260,6 +261,7 @@ def one_line(ended: Ended) -> str:
 def test_a_mistake_is_one_line_and_leaves_nothing(arguments, says, command, tmp_path):
     entry = {"model": "pgm", "steps": 7, "quality": 3.0, "name": "Gen-PPL"}
     (tmp_path / "bad.json").write_text('{"model": "pgm"}')
+    (tmp_path / "deep.json").write_text("[" * 100_000)
     (tmp_path / "other.json").write_text(json.dumps([entry]))
     (tmp_path / "word.json").write_text(json.dumps([entry | {"quality": "good"}]))
     before = sorted(Path(tmp_path).iterdir())

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from pictures_made import everything, noise, plant, png, tar, zipped
 
-from maskless.data.image_files import UNLABELLED, Tar
+from maskless.data.image_files import UNLABELLED, Tar, Zip
 from maskless.data.image_pixels import decode, fit
 from maskless.data.images import looks_like_images, read_images
 
@@ -172,6 +172,14 @@ def test_bad_trees_are_named(tmp_path):
         read_images([flat, plant(tmp_path / "classes", {"a/a.png": square})])
     with pytest.raises(ValueError, match="no input"):
         read_images([])
+
+
+@pytest.mark.parametrize("kind", ["a.tar.xz", "a.zip", "a.npz"])
+def test_an_archive_that_cannot_be_opened_is_not_called_broken(tmp_path, kind):
+    (tmp_path / kind).symlink_to(tmp_path / "nowhere")
+    archive = Tar if "tar" in kind else Zip
+    with pytest.raises(FileNotFoundError):
+        list(archive(tmp_path / kind).walk())
 
 
 def test_a_hugging_face_data_set_gives_back_its_pictures(tmp_path):

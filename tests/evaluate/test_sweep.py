@@ -80,9 +80,10 @@ def test_figures_made_otherwise_are_not_taken_for_ours(sample, calls, real, tmp_
             list(sweep(sample, [1], network, reference, path, settings=settings))
     with pytest.raises(ValueError, match="was made with figures"):
         list(sweep(sample, [1], TOY, real, path, settings={"steps": 8}, score=False))
-    path.write_text('{"points": 3}')
-    with pytest.raises(ValueError, match=r"sweep.json is not the file of a sweep"):
-        list(sweep(sample, [1], TOY, real, path))
+    for damaged in ('{"points": 3}', "[" * 100_000):
+        path.write_text(damaged)
+        with pytest.raises(ValueError, match=r"sweep.json is not the file of a sweep"):
+            list(sweep(sample, [1], TOY, real, path))
     assert calls == []
 
 

@@ -85,9 +85,10 @@ def test_points_are_kept_and_not_computed_again(model, judged, tmp_path):
     assert kept.quality == first[0].quality
     with pytest.raises(ValueError, match="was made with seed 3, not 4: name another file"):
         list(sweep(counted, [4], 5, judged, byte_codec(), path, settings={"seed": 4}))
-    path.write_text("{}")
-    with pytest.raises(ValueError, match="is not a file of generative perplexities"):
-        list(sweep(counted, [4], 5, judged, byte_codec(), path, **given))
+    for damaged in ("{}", "[" * 100_000):
+        path.write_text(damaged)
+        with pytest.raises(ValueError, match="is not a file of generative perplexities"):
+            list(sweep(counted, [4], 5, judged, byte_codec(), path, **given))
 
 
 def test_a_point_does_not_depend_on_the_batches(model, judged):

@@ -168,9 +168,10 @@ def test_a_distillation_costs_a_training_step_and_two_passes_of_the_teacher(made
 def test_a_damaged_record_is_one_line(made):
     this = made("table-5", slice(1))
     run.run(this, Commands(), quiet)
-    (this.request.out / "steps" / "prepare-text.json").write_text("[1]")
-    with pytest.raises(ValueError, match=r"prepare-text.json is not the record of a step"):
-        run.run(this, Commands(), quiet)
+    for damaged in ("[1]", "[" * 100_000):
+        (this.request.out / "steps" / "prepare-text.json").write_text(damaged)
+        with pytest.raises(ValueError, match=r"prepare-text.json is not the record of a step"):
+            run.run(this, Commands(), quiet)
 
 
 # The real commands, in this process

@@ -34,7 +34,7 @@ def read_quality(path: Path) -> list[Quality]:
     expected = f'{path}: expected a list of {{"model": "pgm", "steps": 128, "quality": 22.6, "name": "Gen-PPL"}}'
     try:
         entries = [Quality(**entry) for entry in json.loads(path.read_text())]
-    except (json.JSONDecodeError, UnicodeDecodeError, TypeError) as error:
+    except (json.JSONDecodeError, UnicodeDecodeError, TypeError, RecursionError) as error:
         raise ValueError(f"{expected}; {error}") from None
     for entry in entries:
         if not isinstance(entry.quality, int | float) or not entry.quality > 0:

@@ -132,6 +132,8 @@ def whole(where: object) -> Iterator[None]:
     try:
         yield
     except (tarfile.TarError, zipfile.BadZipFile, lzma.LZMAError, zlib.error, struct.error, EOFError, OSError) as error:
+        if isinstance(error, OSError) and error.filename is not None:  # it cannot be opened
+            raise
         reason = (str(error).splitlines() or [type(error).__name__])[0].rstrip(":")
         raise ValueError(f"{where}: the file is broken or cut off ({reason})") from error
 

@@ -247,7 +247,7 @@ def _read(path: Path, conditions: dict[str, Any]) -> tuple[dict[int, Point], str
             for p in found["points"]
         ]
         stated = dict(found["conditions"])
-    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         return {}, f"{path} is not a file of generative perplexities: {error!r}"
     for name in conditions | stated:
         before, now = stated.get(name), conditions.get(name)

@@ -227,7 +227,7 @@ def _read(path: Path, conditions: dict[str, Any]) -> tuple[dict[float, Point], s
             for p in found["points"]
         ]
         stated = {name: found["conditions"][name] for name in conditions}
-    except (OSError, ValueError, KeyError, TypeError) as error:
+    except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
         return {}, f"{path} is not the file of a sweep: {error}"
     for name, value in conditions.items():
         if not _same(name, stated[name], value):

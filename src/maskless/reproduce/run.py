@@ -235,7 +235,7 @@ def _record(plan: Plan, step: Step) -> dict[str, Any] | None:
     try:
         record = json.loads(path.read_text())
         return {"words": list(record["words"]), "done": bool(record["done"]), **record}
-    except (ValueError, KeyError, TypeError) as error:
+    except (ValueError, KeyError, TypeError, RecursionError) as error:
         raise ValueError(f"{path} is not the record of a step: {error!r}") from None
 
 
