@@ -5,6 +5,7 @@ import math
 
 import pytest
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from maskless import logits as lg
@@ -264,6 +265,35 @@ def test_warm_up_halves_the_sharpness_of_the_first_steps():
     unknown, filter = torch.zeros(1, 4, dtype=torch.bool), watching
     run(lambda p: torch.full((len(p.targets), 3), 8.0), unknown.long(), unknown, steps=4, filter=filter, warmup=2)
     assert [logits.unique().tolist() for logits in seen] == [[4.0], [4.0], [8.0], [8.0]]
+
+
+def test_warm_up_counts_the_steps_in_which_a_row_decides_something():
+    seen: list[tuple[list[int], list[float]]] = []
+
+    def watching(logits: Tensor, rows: Tensor, positions: Tensor) -> Tensor:
+        seen.append((rows.tolist(), logits[:, 0].tolist()))
+        return logits
+
+    counts, unknown = torch.tensor([[0, 1, 1], [1, 0, 1]]), torch.zeros(2, 2, dtype=torch.bool)
+    how = {"steps": 2, "counts": lambda m, s, u: counts, "filter": watching, "warmup": 1}
+    run(lambda p: torch.full((len(p.targets), 3), 8.0), unknown.long(), unknown, **how)
+    assert seen == [([1, 1], [4.0, 4.0]), ([0, 0], [4.0, 4.0]), ([0, 1], [8.0, 8.0])]
+
+
+def test_rounding_does_not_decide_between_equals():
+    """Tokens that are equally sure come in the order of the row, whatever the last digits of the logits are."""
+    unknown, orders = torch.zeros(2, 64, dtype=torch.bool), set()
+    for seed in range(4):
+        generator = torch.Generator().manual_seed(seed)
+
+        def equally_sure(problems: Problems, generator=generator) -> Tensor:
+            jitter = 1e-6 * torch.rand(len(problems.targets), 1, generator=generator)
+            return torch.tensor([1.0, 0, 0]) + F.pad(jitter, (0, 2))
+
+        how = {"steps": 8, "filter": Truncation(temperature=0)}
+        orders.add(str(run(equally_sure, unknown.long(), unknown, **how)[2].decided()))
+    planned = plan(unknown, ~unknown, row_keys(0, torch.arange(2)), steps=8, order=random, counts=uniform)
+    assert orders == {str(planned.decided())}
 
 
 def test_ids_that_are_never_drawn_are_not_drawn(tiny):

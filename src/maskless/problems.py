@@ -14,7 +14,10 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
+
+TIE = 2.0**-16  # what rounding in float32 may make of equal log-probabilities
 
 
 @dataclass(frozen=True)
@@ -73,16 +76,25 @@ class Offsets:
         return torch.arange(self.longest, device=self.bounds.device) < self.lengths[:, None]
 
     def ranked(self, values: Tensor) -> Tensor:
-        """Where the packed values of each segment are, from its largest on, equals in order.  (total,) -> (total,)"""
+        """Where the packed values of each segment are, from its largest on, equals in order.  (total,) -> (total,)
+
+        Values are equal where only rounding parts them: neighbours in rank that are no further apart than TIE.
+        """
         here = self.map(lambda x: x.to(values.device))
         padded = values.new_full((len(here) * here.longest,), -torch.inf).scatter(0, here.slots, values)
-        ranks = padded.view(len(here), -1).argsort(dim=1, descending=True, stable=True)
+        falling, ranks = padded.view(len(here), -1).sort(dim=1, descending=True, stable=True)
+        level = F.pad((falling.diff(dim=1) < -TIE).long().cumsum(1), (1, 0))
+        ranks = ranks.gather(1, (level * here.longest + ranks).argsort(1))
         return ranks[here.real] + here.bounds[:-1].long()[here.owner]
 
     def grown(self) -> Offsets:
         """Offsets of the same segments with one more element in each."""
         more = torch.arange(len(self.bounds), dtype=torch.int32, device=self.bounds.device)
         return Offsets(self.bounds + more, self.total + len(self), self.longest + 1, self.equal)
+
+    def twice(self) -> Offsets:
+        """Offsets of the same segments, and then of the same ones again."""
+        return replace(self, bounds=torch.cat([self.bounds, self.bounds[1:] + self.total]), total=2 * self.total)
 
     def map(self, change: Callable[[Tensor], Tensor]) -> Offsets:
         return replace(self, bounds=change(self.bounds))
@@ -109,6 +121,18 @@ class Problems:
         if len(labels) == 0 or len(self) % len(labels):
             raise ValueError(f"{len(labels)} labels for {len(self)} problems: expected one for each sequence")
         return replace(self, labels=labels.repeat_interleave(len(self) // len(labels)))
+
+    def doubled(self, dropped: int) -> Problems:
+        """The problems, and then the same ones with their labels dropped."""
+        assert self.labels is not None
+        return Problems(
+            tokens=self.tokens.repeat(2),
+            positions=self.positions.repeat(2),
+            offsets=self.offsets.twice(),
+            targets=self.targets.repeat(2),
+            target_offsets=self.target_offsets.twice(),
+            labels=torch.cat([self.labels, torch.full_like(self.labels, dropped)]),
+        )
 
     def map(self, change: Callable[[Tensor], Tensor]) -> Problems:
         """The same problems with every tensor changed: moved, pinned."""

@@ -19,7 +19,7 @@ from torch import Tensor
 from maskless import logits as lg
 from maskless.nn import Network, device_of
 from maskless.order import Counts, Order
-from maskless.problems import Offsets, Problems, split
+from maskless.problems import Problems, split
 
 ORDER, COUNT, DRAW, NOISE = range(4)  # purposes of random numbers
 Filter = Callable[[Tensor, Tensor, Tensor], Tensor]  # logits (U, V), rows (U,), positions (U,) -> logits
@@ -106,13 +106,17 @@ class Plan:
     def steps(self) -> int:
         return self.ends.shape[1] - 1
 
+    def first(self) -> Tensor:
+        """The first step of each row that decides something: steps may be empty.  -> (B,)"""
+        return (self.ends.diff(dim=1) > 0).int().argmax(1)
+
     def progress(self) -> Tensor:
         """How far each row is in each step: 0 in the first that decides something, 1 in the last.  -> (B, K) float64
 
         By a row's own steps: others in the batch may have more. A row with one step only is at 1, its last.
         """
         busy = (self.ends.diff(dim=1) > 0).int()
-        first, last = busy.argmax(1, keepdim=True), self.steps - 1 - busy.flip(1).argmax(1, keepdim=True)
+        first, last = self.first()[:, None], self.steps - 1 - busy.flip(1).argmax(1, keepdim=True)
         first = first - (first == last).int()
         return ((torch.arange(self.steps) - first) / (last - first).clamp_min(1).double()).clamp(0, 1)
 
@@ -203,7 +207,7 @@ def guided(network: Network, weight: Tensor, dropped: int) -> Network:
         return network
 
     def answer(problems: Problems) -> Tensor:
-        conditional, unconditional = network(_doubled(problems, dropped)).chunk(2)
+        conditional, unconditional = network(problems.doubled(dropped)).chunk(2)
         owner = problems.target_offsets.owner
         return lg.guide(conditional, unconditional, weight.float().to(owner.device)[owner])
 
@@ -257,13 +261,13 @@ def sample_confident(
     filter: after a greedy one all tokens would be equally sure.  MaskGIT, whose released default is a noise of 5
 
     Of the plan the counts hold; its order decides between equals, and is rewritten in place to what happened.
-    warmup: so many first steps draw at half the sharpness.
+    warmup: so many first steps of a row draw at half the sharpness.
     """
     if not 0 <= noise < math.inf:
         raise ValueError(f"noise {noise} is out of range: expected 0 (none) or more")
     check_warmup(warmup)
     ask = _asker(network, plan, labels, guidance)
-    noises = noise * (1 - plan.progress())
+    noises, cold = noise * (1 - plan.progress()), plan.first() + warmup
     for number in range(plan.steps):
         starts, ends, last = plan.ends[:, number], plan.ends[:, number + 1], plan.ends[:, -1]
         busy = (ends > starts).nonzero()[:, 0]
@@ -276,7 +280,7 @@ def sample_confident(
         device = torch.device("cpu") if logits.device.type == "mps" else logits.device  # which has float64
         columns = positions.to(device) + (number << 32)  # a step has random numbers of its own
         own, noisy = keys[rows].to(device), noises[rows, number].to(device)
-        sharp = 0.5 * logits if number < warmup else logits
+        sharp = torch.where((number < cold)[rows, None].to(logits.device), 0.5 * logits, logits) if warmup else logits
         drawn = _draw(sharp, filter, rows, positions, lg.uniforms(own, columns, DRAW))
         sure = lg.log_probability(logits, drawn.to(logits.device)).to(device).double()
         sure += noisy * lg.gumbel(lg.uniforms(own, columns, NOISE))
@@ -321,25 +325,6 @@ def _asker(
         return answer(problems.to(device))
 
     return ask
-
-
-def _doubled(problems: Problems, dropped: int) -> Problems:
-    """The problems, and then the same ones with their labels dropped."""
-    assert problems.labels is not None
-    return Problems(
-        tokens=problems.tokens.repeat(2),
-        positions=problems.positions.repeat(2),
-        offsets=_twice(problems.offsets),
-        targets=problems.targets.repeat(2),
-        target_offsets=_twice(problems.target_offsets),
-        labels=torch.cat([problems.labels, torch.full_like(problems.labels, dropped)]),
-    )
-
-
-def _twice(offsets: Offsets) -> Offsets:
-    return replace(
-        offsets, bounds=torch.cat([offsets.bounds, offsets.bounds[1:] + offsets.total]), total=2 * offsets.total
-    )
 
 
 def _draw(logits: Tensor, filter: Filter, rows: Tensor, positions: Tensor, u: Tensor) -> Tensor:

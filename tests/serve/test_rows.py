@@ -21,7 +21,7 @@ from maskless.serve.answers import Anew, Kept, answers_of
 from maskless.serve.host import Host, Limits
 from maskless.serve.requests import CompletionRequest
 from maskless.serve.routes_text import _Completion
-from maskless.serve.rows import Row, advance, batches, due, reconsider
+from maskless.serve.rows import Row, _surest, advance, batches, due, reconsider
 
 TEMPLATES = ["the [3] cat [5] .", "anna gives [6]", "[9] so ben has the red ball .", "first [1] then [2] , [4]"]
 
@@ -164,6 +164,24 @@ def test_pictures_are_those_of_the_library(easel, order, guidance):
         finish(host, [row])
         (own,) = maskless.generate(host.model, labels=["dog"], **how)
         assert row.tokens[1:].tolist() == own.tokens.flatten().tolist()
+
+
+def test_a_row_whose_first_steps_are_empty_is_warmed_as_in_the_library(easel):
+    host, empty = easel, 0
+    for seed in range(6):
+        how = {"steps": 16, "seed": seed, "order": "confidence", "counts": "mdlm", "warmup": 3, "noise": 0.5}
+        (row,) = pictures.rows_of(host, pictures.empty(host), pictures.PictureSettings(label="dog", **how))
+        empty += row.number > 0
+        finish(host, [row])
+        (own,) = maskless.generate(host.model, labels=["dog"], **how)
+        assert row.tokens[1:].tolist() == own.tokens.flatten().tolist()
+    assert empty
+
+
+def test_rounding_does_not_decide_between_equally_sure_targets(host):
+    (row,) = fill_rows(host, TEMPLATES[2], order="confidence")
+    rounding = 1e-6 * torch.rand(9, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    assert _surest(row, row.asked, 0.5 + rounding).tolist() == list(range(9))
 
 
 def test_pictures_with_and_without_guidance_share_a_step(easel):

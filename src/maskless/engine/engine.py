@@ -129,8 +129,7 @@ class Engine:
             weights = guidance.weights(plan)
             weights = weights if bool(weights.any()) else None  # of a schedule that gives none
         if warmup:
-            first = (plan.ends.diff(dim=1) > 0).int().argmax(1, keepdim=True)  # step of each row
-            warm = torch.arange(plan.steps) < first + warmup
+            warm = torch.arange(plan.steps) < plan.first()[:, None] + warmup
         if labels is None:
             labels = torch.full((rows,), dropped or 0)
         return Task(tokens=tokens, plan=plan, keys=keys, labels=labels.cpu(), weights=weights, warm=warm)

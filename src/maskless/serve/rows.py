@@ -258,7 +258,7 @@ def _surest(row: Row, positions: Tensor, sure: Tensor) -> Tensor:
     if row.noises is not None:
         u = lg.uniforms(row.key, positions + _columns(row), NOISE)
         sure = sure + row.noises[row.number] * lg.gumbel(u)
-    return sure.argsort(descending=True, stable=True)
+    return Offsets.regular(1, len(sure)).ranked(sure)
 
 
 def _keep(row: Row, positions: Tensor, logits: Tensor) -> None:
