@@ -75,13 +75,24 @@ def gumbel(u: Tensor) -> Tensor:
 def draw(logits: Tensor, u: Tensor) -> Tensor:
     """One exact categorical sample per row, by the inverse of the cumulative sum in float64.  (U, V), (U,) -> (U,)
 
-    u: one uniform draw in [0, 1) per row. A token of probability 0 is never drawn.
+    u: one uniform draw in [0, 1) per row. A token of probability 0 is never drawn. Where the logits are no numbers, or
+    rule out every token, the id is one beyond the vocabulary: see `check_drawn`.
     """
     wide = torch.float32 if logits.device.type == "mps" else torch.float64
     cumulative = logits.to(wide).softmax(-1).cumsum(-1)
     total = cumulative[:, -1:]
     threshold = (u.to(wide)[:, None] * total).minimum(total.nextafter(torch.zeros_like(total)))
     return torch.searchsorted(cumulative, threshold, right=True)[:, 0]
+
+
+class BrokenModelError(ValueError):
+    """Logits from which no token can be drawn."""
+
+
+def check_drawn(largest: int, vocab: int) -> None:
+    """Raise a BrokenModelError where a draw found no token; largest: of the ids that were drawn."""
+    if largest >= vocab:
+        raise BrokenModelError(f"no token can be drawn: the model's logits are NaN, or rule out all {vocab} tokens")
 
 
 def uniforms(keys: Tensor, columns: Tensor, purpose: int) -> Tensor:

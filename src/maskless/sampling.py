@@ -330,4 +330,6 @@ def _asker(
 def _draw(logits: Tensor, filter: Filter, rows: Tensor, positions: Tensor, u: Tensor) -> Tensor:
     device = logits.device
     u = u.float().to(device) if device.type == "mps" else u.to(device)
-    return lg.draw(filter(logits, rows.to(device), positions.to(device)), u).cpu()
+    drawn = lg.draw(filter(logits, rows.to(device), positions.to(device)), u).cpu()
+    lg.check_drawn(int(drawn.max()), logits.shape[1])
+    return drawn

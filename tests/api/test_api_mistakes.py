@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from api_models import L
+from api_models import KINDS, L, over_bytes
 
 import maskless
 from maskless import Model, fill, generate, log_likelihood
@@ -125,3 +125,13 @@ def test_load_asks_for_the_folder_when_given_a_file_of_it(tiny, tmp_path, file):
     Model(tiny("position")).save_pretrained(tmp_path)
     with pytest.raises(ValueError, match=f"{file} is a part of a model: give its folder, {tmp_path}$"):
         maskless.load(tmp_path / file, device="cpu")
+
+
+@pytest.mark.parametrize("kind", [*KINDS, "causal"])
+@pytest.mark.parametrize("how", [{}, {"top_p": 0.9}, {"temperature": 0}, {"on_step": lambda step: None}])
+def test_a_model_of_nan_is_named_instead_of_sampled_from(tiny, kind, how):
+    model = over_bytes(tiny, kind)
+    torch.nn.init.constant_(model.network.head.norm.weight, torch.nan)
+    for call in (lambda: generate(model, 2, length=6, **how), lambda: fill(model, "ab[4]", **how)):
+        with pytest.raises(ValueError, match="no token can be drawn: the model's logits are NaN, or rule out"):
+            call()

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+
 import numpy as np
 import pytest
 import torch
@@ -68,3 +70,11 @@ def test_what_a_model_of_text_cannot_use_is_named(plain):
     for call in (lambda: generate(plain, guidance=2.0), lambda: fill(plain, "a[2]", guidance=2.0)):
         with pytest.raises(ValueError, match="guidance= is for models of pictures: this is one of text"):
             call()
+
+
+@pytest.mark.parametrize("order", ["halton", "confidence"])
+def test_a_model_of_nan_is_named_instead_of_drawn_from(artist, order):
+    broken = copy.deepcopy(artist)
+    torch.nn.init.constant_(broken.network.head.norm.weight, torch.nan)
+    with pytest.raises(ValueError, match="no token can be drawn: the model's logits are NaN"):
+        generate(broken, 2, order=order, steps=3)

@@ -139,6 +139,12 @@ def compare(device: torch.device) -> None:
             for u in (*torch.rand(10, 6, dtype=torch.float64), *edges[:last]):
                 mine = cuda.draw(given.to(device), bias.to(device), temperature, u.to(device), *here)
                 assert torch.equal(mine.cpu(), kernels.draw(given, bias, temperature, u, *more))
+    for wrong, places in ((torch.nan, slice(None)), (torch.nan, 2500), (torch.inf, 7), (-torch.inf, slice(None))):
+        broken = torch.zeros(3, 5000)
+        broken[1, places] = wrong
+        mine = cuda.draw(broken.to(device), torch.zeros(5000).to(device), 1.0, u[:3].to(device), None, None)
+        assert torch.equal(mine.cpu(), kernels.draw(broken, torch.zeros(5000), 1.0, u[:3]))
+        assert mine[1] >= 5000
 
 
 if __name__ == "__main__":

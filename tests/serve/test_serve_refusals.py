@@ -8,6 +8,7 @@ import threading
 import time
 
 import pytest
+import torch
 
 from maskless.serve import texts
 from maskless.serve.host import Limits
@@ -245,6 +246,17 @@ def test_a_stream_that_nobody_reads_is_cut_off(server):
         return answer.ticket.job.cancelled
 
     assert asyncio.run(unread())
+
+
+def test_a_model_of_nan_is_a_500_that_says_so(slow):
+    server = slow(0)
+    answers = server.hosts["pgm"].batcher.answers
+    answers.logits = lambda rows: torch.full((sum(row.size for row in rows), 460), torch.nan)
+    answer = server.post("/v1/fill", {"text": "a [3]"})
+    assert answer.status == 500
+    assert answer.message.startswith("no token can be drawn: the model's logits are NaN")
+    (_, event) = server.post("/v1/fill", {"text": "a [3]", "stream": True}).events[-1]
+    assert event["error"] == answer.json["error"]
 
 
 def test_a_broken_step_is_a_500_without_a_trace(slow):

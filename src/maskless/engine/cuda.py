@@ -318,6 +318,7 @@ def _pick(
     mass = tl.load(sums + row * parts + c, c < parts, 0.0)
     most = tl.max(top, 0).to(tl.float64)
     mass = tl.where(top == float("-inf"), 0.0, mass * tl.exp(top.to(tl.float64) - most))
+    whole = tl.sum(mass, 0)  # unlike a maximum it is NaN where a logit is
     running = tl.cumsum(mass, 0)
     total = tl.max(running, 0)
     threshold = tl.load(u + row) * total
@@ -329,7 +330,8 @@ def _pick(
     p = tl.exp(value.to(tl.float64) - most)
     running = before + tl.cumsum(p, 0)
     last = tl.max(tl.where(p > 0, i, 0), 0)
-    tl.store(drawn + row, tl.minimum(part * CHUNK + tl.sum((running <= threshold).to(tl.int32), 0), last).to(tl.int64))
+    found = tl.minimum(part * CHUNK + tl.sum((running <= threshold).to(tl.int32), 0), last)
+    tl.store(drawn + row, tl.where(whole > 0, found, V).to(tl.int64))
 
 
 def draw(

@@ -101,6 +101,7 @@ class Run:
         self.sharp = torch.ones(every, slots, device=device) if kind.warm else None
         self.weight = torch.zeros(every, slots, device=device) if kind.guided else None
         self.fixed = torch.zeros(kind.rows, slots, dtype=torch.bool, device=device)
+        self.largest = torch.zeros((), dtype=torch.long, device=device)  # id that was drawn
         self.segments = torch.arange(every + 1, dtype=torch.int32, device=device)
         self.bounds = torch.zeros(2, every + 1, dtype=torch.int32, device=device)
         self.bias = body.head.bias.index_fill(0, torch.tensor(kind.never, dtype=torch.long, device=device), -torch.inf)
@@ -108,9 +109,11 @@ class Run:
         self.graphs: Graphs[Equal | Rounded] | None = Graphs() if graphs else None
 
     def decided(self) -> Tensor:
-        """The tokens, in the order of the plan.  -> (B, L)"""
+        """The tokens, in the order of the plan; an error where none could be drawn.  -> (B, L)"""
         with torch.cuda.stream(self.stream):
-            return self.board.tokens[: self.rows, self.body.lead :].cpu()
+            tokens = self.board.tokens[: self.rows, self.body.lead :].cpu()
+            lg.check_drawn(int(self.largest), self.body.head.vocab)
+            return tokens
 
     def begin(self, task: Task, known: Tensor, filter: Filter) -> None:
         """Lay out the rows; what is given stands at the front, and the first `known` (B,) of each row count."""
@@ -126,6 +129,7 @@ class Run:
         put(board.order[:, lead:], order + body.places)
         put(self.u[:, lead:], lg.uniforms(task.keys[:, None], order, DRAW))
         put(board.at, known + lead)
+        self.largest.zero_()
         if self.sharp is not None and task.warm is not None:
             put(self.sharp[:, lead:], torch.where(task.by_slot(task.warm), 0.5, 1.0))
         if self.weight is not None and task.weights is not None:
@@ -203,6 +207,8 @@ class Run:
         if self.guided and len(targets) > rows:  # both halves have the same targets
             at = at[: len(at) // 2]
         drawn = self._draw(logits, at)
+        torch.maximum(self.largest, drawn.amax(), out=self.largest)  # looked at in the end: a step waits for nothing
+        drawn.clamp_(max=self.body.head.vocab - 1)
         if isinstance(self.body, CausalBody):  # it reads along where the prompt is longer than the shortest
             drawn = torch.where(self.fixed.view(-1)[at], board.at_index(at)[1], drawn)
         board.tokens.view(-1).index_copy_(0, at, drawn)

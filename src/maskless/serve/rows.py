@@ -209,6 +209,7 @@ def advance(rows: Sequence[Row], answers: Answers, rules: Rules) -> list[Landed]
     asked = [row.asked for row in rows]
     offsets, positions = Offsets.from_lengths(torch.tensor([len(places) for places in asked])), torch.cat(asked)
     drawn = _draw(logits, rows, offsets.owner, positions, rules)
+    lg.check_drawn(int(drawn.max()), logits.shape[1])
     sure = lg.log_probability(logits, drawn.to(logits.device)).cpu().double()
     found, bounds = [], offsets.bounds.tolist()
     for row, places, begin, end in zip(rows, asked, bounds, bounds[1:], strict=False):

@@ -10,6 +10,7 @@ from typing import Any
 from fastapi import Request
 from fastapi.responses import StreamingResponse
 
+from maskless.logits import BrokenModelError
 from maskless.serve.batcher import BusyError
 from maskless.serve.guard import problem
 from maskless.serve.host import Host, Limits
@@ -70,6 +71,8 @@ class State:
                     yield one
             except BusyError as error:
                 yield event("error", problem(str(error), 503))
+            except BrokenModelError as error:
+                yield event("error", problem(str(error), 500))
             except Exception:  # of a step: the log has it
                 yield event("error", problem("the model failed on this request", 500))
 

@@ -14,6 +14,7 @@ from fastapi.responses import JSONResponse, Response
 from pydantic import ValidationError
 from starlette.exceptions import HTTPException
 
+from maskless.logits import BrokenModelError
 from maskless.serve.batcher import BusyError
 from maskless.serve.guard import LOOPBACK, App, Guard, problem
 from maskless.serve.host import Host, Limits
@@ -122,6 +123,10 @@ def _error_answers(app: FastAPI) -> None:
     @app.exception_handler(ValueError)
     async def wrong(request: Request, error: ValueError) -> JSONResponse:
         return answered(str(error), 400)
+
+    @app.exception_handler(BrokenModelError)
+    async def broken(request: Request, error: BrokenModelError) -> JSONResponse:
+        return answered(str(error), 500)
 
     @app.exception_handler(RequestValidationError)
     async def misformed(request: Request, error: RequestValidationError) -> JSONResponse:
