@@ -21,7 +21,7 @@ from torch import Tensor
 from maskless.checkpoint import Model, check_ids
 from maskless.codec.vq import ImageCodec, to_images, to_pixels
 from maskless.engine import engine_of, serves
-from maskless.logits import check_seed, row_keys
+from maskless.logits import row_keys, seed_of
 from maskless.nn import autocast
 from maskless.order import COUNTS, ORDERS, Order, after_lead, halton
 from maskless.sampling import (
@@ -48,7 +48,7 @@ class ImageHow:
     """How to draw pictures; `generate` and `fill` take these as keywords. The defaults are the paper's."""
 
     steps: int | None = None  # 1 to the number of unknown cells; by default 32 or fewer
-    seed: int = 0
+    seed: int = 0  # the same one gives the same pictures; None: others each time
     temperature: float = 1.0
     top_k: int | None = None
     top_p: float | None = None
@@ -68,7 +68,7 @@ class ImageHow:
         ):
             if name not in known:
                 raise ValueError(f"unknown {what} {name!r}: expected one of {', '.join(known)}")
-        check_seed(self.seed)
+        object.__setattr__(self, "seed", seed_of(self.seed))
 
 
 @dataclass(frozen=True, eq=False)

@@ -15,7 +15,7 @@ from torch import Tensor
 from maskless.checkpoint import Model, check_ids
 from maskless.codec.text import TextCodec, parse_gaps, starts_with_space
 from maskless.engine import engine_of, serves
-from maskless.logits import check_seed, row_keys
+from maskless.logits import row_keys, seed_of
 from maskless.nn import autocast
 from maskless.nn.causal import CausalTransformer
 from maskless.objective import bound
@@ -53,7 +53,7 @@ class How:
     """How to sample; `generate` and `fill` take these as keywords."""
 
     steps: int | None = None  # 1 to the number of unknown tokens; by default 32, or fewer for short gaps
-    seed: int = 0
+    seed: int = 0  # the same one gives the same samples; None: others each time
     temperature: float = 1.0  # 0: always the most likely token
     top_k: int | None = None
     top_p: float | None = None
@@ -71,7 +71,7 @@ class How:
             raise ValueError(f"refresh {self.refresh} is out of range: expected 1 or more")
         if self.revise < 0:
             raise ValueError(f"revise {self.revise} is out of range: expected 0 (none) or more rounds")
-        check_seed(self.seed)
+        object.__setattr__(self, "seed", seed_of(self.seed))
 
 
 def generate_texts(
@@ -168,12 +168,12 @@ def fill_text(
 
 
 def log_likelihood(
-    model: Model, tokens: Tensor | str, known: Tensor | None = None, *, samples: int = 32, seed: int = 0
+    model: Model, tokens: Tensor | str, known: Tensor | None = None, *, samples: int = 32, seed: int | None = 0
 ) -> Tensor:
     """A lower bound on log p(unknown tokens | known tokens) of each sequence, in nats.  (B, L) -> (B,) float64
 
     known (B, L) bool: tokens that are given, not scored. Exact for a causal model; otherwise an unbiased estimate of
-    the variational bound from `samples` splits.
+    the variational bound from `samples` splits, which the seed decides (None: others each time).
     """
     check_model(model)
     if isinstance(tokens, str):
@@ -190,7 +190,7 @@ def log_likelihood(
     _check_rows(model, tokens, known)
     if samples < 1:
         raise ValueError(f"samples {samples} is out of range: expected 1 or more")
-    check_seed(seed)
+    seed = seed_of(seed)
     with _evaluating(model):
         score = -bound(model.network, tokens, known, samples=samples, seed=seed)
     return score[0] if single else score
@@ -208,6 +208,8 @@ def _fill_tokens(
 ) -> Sampled:
     if known is None or known.shape != tokens.shape or tokens.ndim != 2:
         raise ValueError("token ids to fill are (B, L), with known= a mask of the same shape")
+    if not len(tokens):
+        raise ValueError(f"token ids to fill are {tuple(tokens.shape)}: expected 1 row or more")
     tokens, known = tokens.cpu().clone(), known.cpu().bool()
     _check_rows(model, tokens, known, only_known=True)
     numbers = torch.arange(len(tokens)) if numbers is None else numbers.cpu()

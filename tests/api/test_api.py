@@ -83,6 +83,14 @@ def test_equal_seeds_give_equal_texts_and_different_seeds_different_ones(model):
     assert len(set(first)) == 3
 
 
+def test_without_a_seed_each_call_gives_other_texts(plain):
+    texts = [str(text) for _ in range(4) for text in generate(plain, 2, batch=1, seed=None)]
+    assert len(set(texts)) == 8
+    assert fill(plain, f"[{L}]", seed=None) not in texts
+    scores = {float(log_likelihood(plain, "abcdefgh", samples=2, seed=None)) for _ in range(8)}
+    assert len(scores) > 1
+
+
 def test_greedy_texts_need_no_luck(plain):
     texts = {generate(plain, steps=L, order="raster", temperature=0, seed=seed)[0] for seed in range(4)}
     assert len(texts) == 1

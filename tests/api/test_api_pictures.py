@@ -21,6 +21,11 @@ def artist() -> Model:
     return Model(network, PixelCodec(5), "image", ["dog", "cat"])
 
 
+def test_without_a_seed_each_call_gives_other_pictures(artist):
+    drawn = [str(one.tokens) for _ in range(4) for one in generate(artist, 2, seed=None)]
+    assert len(set(drawn)) == 8
+
+
 @pytest.mark.parametrize("label", ["cat", 1])
 def test_a_single_label_is_a_list_of_one(artist, label):
     (one,), (other,) = generate(artist, labels=label), generate(artist, labels=["cat"])
