@@ -22,7 +22,7 @@ from maskless.checkpoint import Model, check_ids
 from maskless.codec.vq import ImageCodec, to_images, to_pixels
 from maskless.engine import engine_of, serves
 from maskless.logits import row_keys, seed_of
-from maskless.nn import autocast
+from maskless.nn.calls import evaluating
 from maskless.order import COUNTS, ORDERS, Order, after_lead, halton
 from maskless.sampling import (
     SCHEDULES,
@@ -226,22 +226,17 @@ def _decide(
         given |= {"filter": truncation, "never": never, "warmup": how.warmup}
         engine_of(network).sample(rows, plan, keys, on_step=on_step, **given)
         return
-    training = network.training
-    network.eval()
-    try:
-        with torch.no_grad(), autocast(model.device):
-            if how.order == "confidence":  # which is found on the way: the engine gives the logits of each step
-                given |= {"filter": _chain([Never(never), truncation]), "noise": how.noise, "warmup": how.warmup}
-                answer = engine_of(network).answer if serves(network) else network
-                run = sample_confident(answer, rows, plan, keys, **given)
-            else:
-                warm = warmed(plan.came().to(model.device), how.warmup)
-                run = sample(network, rows, plan, keys, filter=_chain([Never(never), warm, truncation]), **given)
-            for step in run:
-                if on_step is not None:
-                    on_step(step)
-    finally:
-        network.train(training)
+    with torch.no_grad(), evaluating(network):
+        if how.order == "confidence":  # which is found on the way: the engine gives the logits of each step
+            given |= {"filter": _chain([Never(never), truncation]), "noise": how.noise, "warmup": how.warmup}
+            answer = engine_of(network).answer if serves(network) else network
+            run = sample_confident(answer, rows, plan, keys, **given)
+        else:
+            warm = warmed(plan.came().to(model.device), how.warmup)
+            run = sample(network, rows, plan, keys, filter=_chain([Never(never), warm, truncation]), **given)
+        for step in run:
+            if on_step is not None:
+                on_step(step)
 
 
 def _chain(filters: Iterable[Filter]) -> Filter:

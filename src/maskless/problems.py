@@ -11,13 +11,26 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from functools import cached_property
+from typing import Any, Generic, TypeVar
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+Value = TypeVar("Value")
 TIE = 2.0**-16  # what rounding in float32 may make of equal log-probabilities
+
+
+class computed_once(Generic[Value]):  # noqa: N801
+    """`functools.cached_property` without its lock, which up to Python 3.11 all instances share, and a fork may leave
+    held for ever. Two threads may both compute the value: it is the same."""
+
+    def __init__(self, compute: Callable[[Any], Value]):
+        self.compute, self.name, self.__doc__ = compute, compute.__name__, compute.__doc__
+
+    def __get__(self, instance: Any, owner: Any = None) -> Value:
+        value: Value = instance.__dict__.setdefault(self.name, self.compute(instance))
+        return value
 
 
 @dataclass(frozen=True)
@@ -54,23 +67,23 @@ class Offsets:
     def lengths(self) -> Tensor:
         return self.bounds.diff().long()
 
-    @cached_property
+    @computed_once
     def owner(self) -> Tensor:
         """Which segment each packed element belongs to.  (total,)"""
         segments = torch.arange(len(self), device=self.bounds.device)
         return torch.repeat_interleave(segments, self.lengths, output_size=self.total)
 
-    @cached_property
+    @computed_once
     def within(self) -> Tensor:
         """Where each packed element stands in its segment.  (total,)"""
         return torch.arange(self.total, device=self.bounds.device) - self.bounds[:-1].long()[self.owner]
 
-    @cached_property
+    @computed_once
     def slots(self) -> Tensor:
         """Where each packed element stands in the padded array of shape (S, longest), flattened.  (total,)"""
         return self.owner * self.longest + self.within
 
-    @cached_property
+    @computed_once
     def real(self) -> Tensor:
         """Which slots of the padded array hold an element.  (S, longest) bool"""
         return torch.arange(self.longest, device=self.bounds.device) < self.lengths[:, None]

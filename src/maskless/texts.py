@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -16,7 +15,7 @@ from maskless.checkpoint import Model, check_ids
 from maskless.codec.text import TextCodec, parse_gaps, starts_with_space
 from maskless.engine import engine_of, serves
 from maskless.logits import row_keys, seed_of
-from maskless.nn import autocast
+from maskless.nn.calls import evaluating
 from maskless.nn.causal import CausalTransformer
 from maskless.objective import bound
 from maskless.order import COUNTS, ORDERS
@@ -191,7 +190,7 @@ def log_likelihood(
     if samples < 1:
         raise ValueError(f"samples {samples} is out of range: expected 1 or more")
     seed = seed_of(seed)
-    with _evaluating(model):
+    with evaluating(model.network):
         score = -bound(model.network, tokens, known, samples=samples, seed=seed)
     return score[0] if single else score
 
@@ -260,7 +259,7 @@ def _sample(
     came, decided, done = plan.came(), plan.decided(), plan.steps
     for number, steps in enumerate(steps_of(plan.steps, how.revise)):
         own = row_keys(number + 1, keys)
-        with _evaluating(model):
+        with evaluating(model.network):
             again = erased(model.network, tokens, known, wanted, own, number=number, rounds=how.revise)
         plan = make_plan(known | (wanted & ~again), again, own, steps=steps, order=order, counts=counts)
         watch = None if on_step is None else _later(done, on_step)
@@ -280,22 +279,10 @@ def _follow(
     if serves(model.network):
         engine_of(model.network).sample(tokens, plan, keys, filter=filter, refresh=refresh, on_step=on_step)
         return
-    with _evaluating(model):
+    with evaluating(model.network):
         for step in sample(model.network, tokens, plan, keys, filter=filter):
             if on_step is not None:
                 on_step(step)
-
-
-@contextmanager
-def _evaluating(model: Model) -> Iterator[None]:
-    """Without dropout, in the precision of the device."""
-    training = model.network.training
-    model.network.eval()
-    try:
-        with autocast(model.device):
-            yield
-    finally:
-        model.network.train(training)
 
 
 def _later(done: int, on_step: OnStep) -> OnStep:

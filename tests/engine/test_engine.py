@@ -89,7 +89,8 @@ def test_ragged_steps_are_rounded_for_graphs_without_changing_a_token(tiny, kind
         list(sample(network, tokens, way, keys, filter=Truncation()))
         engine.sample(mine, way, keys)
         assert torch.equal(mine, tokens), seed
-    shapes = next(iter(engine.runs.values())).graphs.shapes
+    ((_, run),) = engine.runs
+    shapes = run.graphs.shapes
     ragged = counts == "mdlm" or given == "ragged"
     assert any(isinstance(shape, Rounded) for shape in shapes) == (ragged and kind in ("ordered", "masked"))
 
@@ -111,7 +112,8 @@ def engine_logits(engine: Engine, tokens: Tensor, way: Plan, keys: Tensor, cache
     """The logits of each step, either from the cache or with all that is known encoded anew."""
     rows, length = tokens.shape
     kind = Kind(rows=rows, length=length, keeps=cached or engine.body.keeps, filter=Truncation())
-    run = engine._run(kind)
+    with engine._lent(kind) as run:
+        pass  # nobody else is there
     task = Task(tokens=tokens, plan=way, keys=keys, labels=torch.zeros(rows, dtype=torch.long))
     run.begin(task, way.ends[:, 0], Truncation())
     lead = engine.body.lead
@@ -257,7 +259,7 @@ def test_engine_logits_err_no_more_than_a_plain_model_in_half_precision(tiny, ki
     way = planned(kind, known, keys, 4)
     engine = Engine(network.cuda(), graphs=False)
     mine = engine_logits(engine, tokens, way, keys, cached=kind in ("ordered", "causal"))
-    tokens.scatter_(1, way.order, next(iter(engine.runs.values())).decided())
+    tokens.scatter_(1, way.order, engine.runs[0][1].decided())
     half = tiny(kind, scale=0.02, **sizes).cuda().bfloat16()
     half.rope = network.rope  # positions stay exact, as in the engine
     worst = 0.0
@@ -287,8 +289,8 @@ def test_draws_on_a_gpu_follow_the_probabilities(p_value):
 
 
 def test_regular_spans_are_those_of_offsets(tiny):
-    run = Engine(tiny("ordered"))._run(Kind(rows=3, length=5, keeps=True, filter=Truncation()))
-    assert torch.equal(run._regular(3, 2).bounds, Offsets.regular(3, 2).bounds)
+    with Engine(tiny("ordered"))._lent(Kind(rows=3, length=5, keeps=True, filter=Truncation())) as run:
+        assert torch.equal(run._regular(3, 2).bounds, Offsets.regular(3, 2).bounds)
 
 
 def test_steps_that_were_seen_are_captured_together_the_largest_first(monkeypatch):
@@ -315,7 +317,7 @@ def test_a_run_that_captures_is_gone_with_its_last_user(tiny, monkeypatch):
     engine, keys, known = Engine(tiny("position")), row_keys(0, torch.arange(B)), torch.zeros(B, L, dtype=torch.bool)
     engine.graphs = True
     engine.sample(torch.zeros(B, L, dtype=torch.long), planned("position", known, keys, 4), keys)
-    (run,) = map(weakref.ref, engine.runs.values())
+    (run,) = (weakref.ref(run) for _, run in engine.runs)
     assert len(run().graphs.seen) == 4
     gc.disable()
     try:

@@ -160,7 +160,7 @@ def test_the_second_half_is_left_out_where_it_has_no_weight_and_nothing_is_cache
     engine.graphs = True
     for seed in range(3):  # the same buffers again: other draws, weights and labels
         both(network, engine, seed=seed, steps=4, weight=weight)
-    (run,) = engine.runs.values()
+    ((_, run),) = engine.runs
     halves = [1, 1, 1, 1] if not weight else [2, 2, 2, 2] if kind == "ordered" else [1, 2, 2, 2]
     assert [shape.rows // B for shape in run.graphs.shapes] == 3 * halves
     assert run.board.at.shape == ((2 * B if weight else B + 1),)
@@ -179,7 +179,7 @@ def test_a_rare_refresh_caches_both_halves(monkeypatch):
     engine.sample(tokens.clone(), way, keys, on_step=exact.append, **how)
     engine.sample(tokens, way, keys, on_step=rare.append, refresh=4, **how)
     assert pairs(rare[:1]) == pairs(exact[:1])
-    run = engine.runs[next(reversed(engine.runs))]
+    _, run = engine.runs[-1]
     assert run.graphs.shapes == [Equal(2 * B, 2, 3, True), *[Equal(2 * B, 3, 3, False)] * 3]
 
 
@@ -190,7 +190,7 @@ def test_ragged_steps_without_guidance_are_rounded(monkeypatch):
     engine = Engine(network)
     engine.graphs = True
     both(network, engine, "ragged", weight=0.0)
-    (run,) = engine.runs.values()
+    ((_, run),) = engine.runs
     assert {type(shape) for shape in run.graphs.shapes} == {Rounded}
 
 

@@ -5,7 +5,9 @@ from __future__ import annotations
 import dataclasses
 import io
 import math
+import threading
 from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import pytest
@@ -222,3 +224,25 @@ def test_perplexity_bits_and_errors_follow_from_nats():
         "perplexity_error": measured.perplexity_error,
     }
     assert math.isfinite(Likelihood(nats=1e6, error=0.0, sequences=1, tokens=1).perplexity)
+
+
+def test_two_evaluations_at_a_time_leave_the_compiler_as_it_was(rows):
+    """The one that began first ends first."""
+    begun, both, ended = threading.Event(), threading.Event(), threading.Event()
+
+    def costly(come: threading.Event, wait: threading.Event) -> Callable[[Problems], Tensor]:
+        def network(problems: Problems) -> Tensor:
+            come.set()
+            assert wait.wait(60)
+            return torch.zeros(len(problems.targets), V)
+
+        return network
+
+    with ThreadPoolExecutor(2) as threads:
+        first = threads.submit(likelihood, costly(begun, both), rows, sequences=2)
+        assert begun.wait(60)
+        second = threads.submit(likelihood, costly(both, ended), rows, sequences=2)
+        first.result(60)
+        ended.set()
+        assert second.result(60) == first.result()
+    assert torch._dynamo.eval_frame._stance.stance == "default"

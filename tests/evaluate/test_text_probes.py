@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import itertools
 import math
+import threading
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 import torch
@@ -253,3 +255,27 @@ def test_two_groups_have_less_variance_than_one(tiny):
         assert found[names[0]].cost == pytest.approx(2 * found["mdlm"].cost, rel=1e-6)
     with pytest.raises(ValueError, match="has no split to vary"):
         objectives_of(tiny("causal"))
+
+
+def test_probes_in_two_threads_do_not_hide_a_leak_from_each_other(tiny):
+    """Both look at the same embedding, at the same time."""
+    both, inner = threading.Barrier(2), tiny("masked", scale=0.3)
+
+    class Leaky(nn.Module):
+        """Answers all problems of a batch from the tokens of all of them."""
+
+        def __init__(self) -> None:
+            super().__init__()
+            self.embedding = inner.embedding
+
+        def forward(self, problems: Problems) -> Tensor:
+            both.wait(60)
+            seen = self.embedding(problems.tokens).sum(0)
+            both.wait(60)  # neither has gone while the other looks
+            return seen[:V].expand(len(problems.targets), V) * torch.arange(1, V + 1)
+
+    network = Leaky()
+    with ThreadPoolExecutor(2) as threads:
+        found = list(threads.map(lambda seed: leak(network, rows(2), vocab=V - 1, seed=0), range(2)))
+    assert found[0] == found[1]
+    assert found[0].gradient

@@ -5,14 +5,16 @@ one call. Steps in which no row has a weight leave the second half out, but wher
 context, refresh) it goes along in every step of a guided run: what is left out now would have to be encoded later, in a
 step of another shape, and a ramp has only its first and smallest step without weight.
 
+Calls may come from any thread, and from inside each other's on_step: they share the weights, which never change, and
+each has a run to itself. On a GPU they take turns.
+
 Shapes: B rows, L length, K steps.
 """
 
 from __future__ import annotations
 
-from collections import OrderedDict
-from collections.abc import Callable
-from weakref import WeakKeyDictionary
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, nullcontext
 
 import torch
 from torch import Tensor, nn
@@ -23,10 +25,13 @@ from maskless.engine.maps import maps_in
 from maskless.engine.networks import fold, serves
 from maskless.engine.run import Kind, Run, Task
 from maskless.nn import device_of
+from maskless.nn.calls import ForkSafeLock
 from maskless.problems import Problems
 from maskless.sampling import Filter, Guidance, Plan, Step, Truncation, check_warmup
 
-SHAPES = 4  # how many kinds of batch an engine keeps buffers and graphs for
+SHAPES = 4  # how many runs an engine keeps, with their buffers and graphs, when no call uses them
+TURN = ForkSafeLock()  # of a call on a GPU: a capture must not meet another one, nor memory that is given back
+_lock = ForkSafeLock()  # of the lists of runs
 
 
 class Engine:
@@ -44,7 +49,8 @@ class Engine:
         usual = torch.bfloat16 if self.device.type == "cuda" else torch.float32
         self.body = fold(network, maps_in(precision or usual, self.device))
         self.graphs = graphs and self.device.type == "cuda"
-        self.runs: OrderedDict[Kind, Run] = OrderedDict()
+        self.turn = TURN if self.device.type == "cuda" else nullcontext()
+        self.runs: list[tuple[Kind, Run]] = []  # which no call uses, the last used ones last
 
     def sample(
         self,
@@ -86,8 +92,9 @@ class Engine:
         ends = plan.ends
         if isinstance(self.body, CausalBody):  # all rows read along, also those whose prompts are longer
             ends = torch.arange(int(ends[:, 0].min()), int(ends.max()) + 1).expand(len(tokens), -1)
-        with torch.no_grad(), torch.autocast(self.device.type, enabled=False):
-            run = self._run(kind)
+        if on_step is not None and self.turn is TURN:
+            on_step = TURN.outside(on_step)
+        with torch.no_grad(), torch.autocast(self.device.type, enabled=False), self.turn, self._lent(kind) as run:
             run.begin(task, ends[:, 0], filter)
             way = _Way(run, ends + self.body.lead, task.weights)
             for number in range(plan.steps):
@@ -100,7 +107,7 @@ class Engine:
         """Logits at the targets of problems, as the network gives them: for orders that are found on the way."""
         if isinstance(self.body, CausalBody):
             raise ValueError("a causal model goes from left to right: expected `sample`")
-        with torch.no_grad(), torch.autocast(self.device.type, enabled=False):
+        with torch.no_grad(), torch.autocast(self.device.type, enabled=False), self.turn:
             return answer(self.body, problems, self.device)
 
     def close(self) -> None:
@@ -134,15 +141,24 @@ class Engine:
             labels = torch.full((rows,), dropped or 0)
         return Task(tokens=tokens, plan=plan, keys=keys, labels=labels.cpu(), weights=weights, warm=warm)
 
-    def _run(self, kind: Kind) -> Run:
-        """Buffers and graphs for a kind of batch; the least recently used ones go."""
-        if kind not in self.runs:
-            while len(self.runs) >= SHAPES:
-                self.runs.popitem(last=False)
+    @contextmanager
+    def _lent(self, kind: Kind) -> Iterator[Run]:
+        """Buffers and graphs for a kind of batch that no other call uses meanwhile; the least recently used ones go."""
+        with _lock:
+            mine = next((one for one in reversed(self.runs) if one[0] == kind), None)
+            if mine is not None:
+                self.runs.remove(mine)
+            else:
+                del self.runs[: max(0, len(self.runs) - SHAPES + 1)]
+        if mine is None:
             graphs = self.graphs and kind.filter is not None  # another filter may change with each call
-            self.runs[kind] = Run(self.body, kind, device=self.device, graphs=graphs)
-        self.runs.move_to_end(kind)
-        return self.runs[kind]
+            mine = kind, Run(self.body, kind, device=self.device, graphs=graphs)
+        try:
+            yield mine[1]
+        finally:
+            with _lock:
+                self.runs.append(mine)
+                del self.runs[:-SHAPES]
 
 
 class _Way:
@@ -174,15 +190,3 @@ def _decided(number: int, plan: Plan, decided: Tensor) -> Step:
     columns = torch.arange(decided.shape[1])
     rows, places = ((columns >= starts) & (columns < ends)).nonzero(as_tuple=True)
     return Step(number, rows, plan.order[rows, places], decided[rows, places])
-
-
-_engines: WeakKeyDictionary[nn.Module, tuple[object, Engine]] = WeakKeyDictionary()
-
-
-def engine_of(network: nn.Module) -> Engine:
-    """The network's engine, made when it is first needed and again when the weights have changed."""
-    weights = [(p.data_ptr(), p._version) for p in network.parameters()]
-    made = _engines.get(network)
-    if made is None or made[0] != weights:
-        made = _engines[network] = weights, Engine(network)
-    return made[1]

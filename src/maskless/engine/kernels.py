@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from contextlib import nullcontext
 from dataclasses import dataclass
-from functools import cache, cached_property
+from functools import cache
 from typing import Any, NamedTuple
 
 import torch
@@ -20,7 +20,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from maskless import logits as lg
 from maskless.nn.attention import attention, rotate
 from maskless.nn.blocks import spread
-from maskless.problems import Offsets
+from maskless.problems import Offsets, computed_once
 
 LARGE = 8192  # tokens from which on cuDNN's attention is taken
 FLOAT8, GREATEST = torch.float8_e4m3fn, 448.0  # which is the greatest number of it
@@ -35,11 +35,11 @@ class Past:
     begins: Tensor  # (S,) int32; of a cache: s * N
     lengths: Tensor  # (S,) int32
 
-    @cached_property
+    @computed_once
     def longest(self) -> int:
         return int(self.lengths.max())
 
-    @cached_property
+    @computed_once
     def equal(self) -> bool:
         return bool((self.lengths == self.lengths[0]).all())
 

@@ -54,6 +54,7 @@ class Seats:
         if not keeps(engine):
             raise ValueError("what this network encodes changes with each token: expected ordered context, or causal")
         self.body, self.device, self.slots = engine.body, engine.device, length + engine.body.lead
+        self.turn = engine.turn
         self.owners: list[Hashable] = []  # of each seat
         self.encoded: list[int] = []  # slots of each seat that hold keys and values
         self.table: _Table | None = None
@@ -76,7 +77,7 @@ class Seats:
 
     def logits(self, asks: Sequence[Ask]) -> Tensor:
         """Logits at what each sequence asks for, one after the other, as the network gives them.  -> (U, V) float32"""
-        with torch.no_grad(), torch.autocast(self.device.type, enabled=False):
+        with torch.no_grad(), torch.autocast(self.device.type, enabled=False), self.turn:
             there = set(self.owners)
             old, new = {a.owner: a for a in asks if a.owner in there}, [a for a in asks if a.owner not in there]
             found: dict[Hashable, Tensor] = {}

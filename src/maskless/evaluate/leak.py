@@ -9,13 +9,15 @@ Shapes: B sequences, L length, S problems, U targets, V vocabulary.
 
 from __future__ import annotations
 
+import threading
 from dataclasses import asdict, dataclass
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from maskless.nn import Network, autocast, device_of
+from maskless.nn import Network, device_of
+from maskless.nn.calls import evaluating
 from maskless.nn.causal import CausalTransformer
 from maskless.objective import Objective, causal, pgm
 from maskless.problems import Problems
@@ -63,18 +65,11 @@ def leak(
         raise ValueError(f"tokens {tuple(tokens.shape)}: expected (B, L) with 1 sequence or more of 2 tokens or more")
     if vocab < 2:
         raise ValueError(f"vocab {vocab} is out of range: expected 2 or more, so that a token can change")
-    training = isinstance(network, nn.Module) and network.training
-    if isinstance(network, nn.Module):
-        network.eval()
-    try:
-        with autocast(device_of(network)):
-            generator = torch.Generator().manual_seed(seed)
-            if isinstance(network, CausalTransformer):
-                return _probe_causal(network, tokens, vocab, generator)
-            return _probe_groups(network, tokens, vocab, objective, labels, generator)
-    finally:
-        if isinstance(network, nn.Module):
-            network.train(training)
+    with evaluating(network):
+        generator = torch.Generator().manual_seed(seed)
+        if isinstance(network, CausalTransformer):
+            return _probe_causal(network, tokens, vocab, generator)
+        return _probe_groups(network, tokens, vocab, objective, labels, generator)
 
 
 def _probe_groups(
@@ -133,8 +128,11 @@ def _gradient(network: Network, problems: Problems, chosen: Tensor) -> float | N
     if not isinstance(embedding, nn.Module):
         return None
     kept: list[Tensor] = []
+    own = threading.get_ident()
 
     def keep(module: nn.Module, given: Any, out: Tensor) -> Tensor:
+        if threading.get_ident() != own:  # another call of the same network
+            return out
         kept.append(out.detach().requires_grad_())
         return kept[-1]
 

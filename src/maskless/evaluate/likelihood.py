@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -14,7 +15,7 @@ import numpy as np
 import torch
 from accelerate import PartialState
 from accelerate.utils import gather
-from torch import Tensor
+from torch import Tensor, nn
 
 from maskless.data.image_tokens import ImageTokens
 from maskless.data.tokens import TokenRows
@@ -106,12 +107,22 @@ def over_rows(
         if isinstance(rows, ImageTokens):
             counted[:, 0] = False
         own = seed + int(numbers[0])  # a batch's draws depend on its first row, not on the batches before it
-        with autocast(device_of(network)), torch.compiler.set_stance("force_eager"):
+        with autocast(device_of(network)), _as_written(network):
             costs.append(cost(tokens, counted, numbers, own))
         counts.append(counted.sum(1).double())
         if on_batch is not None:
             on_batch(len(numbers))
     return summary(_everywhere(torch.cat(costs), len(chosen)), _everywhere(torch.cat(counts), len(chosen)))
+
+
+def _as_written(network: Network) -> AbstractContextManager[object]:
+    """Layers that a training run has compiled are not compiled again for these shapes.
+
+    That is a setting of the whole process, so it is left alone where nothing is compiled.
+    """
+    modules = network.modules() if isinstance(network, nn.Module) else ()
+    compiled = any(module._compiled_call_impl is not None for module in modules)
+    return torch.compiler.set_stance("force_eager") if compiled else nullcontext()
 
 
 def spread(rows: int, sequences: int) -> np.ndarray:

@@ -20,7 +20,8 @@ from maskless.codec.text import TextCodec
 from maskless.engine import engine_of, serves
 from maskless.evaluate.genppl import Draw, Sample, sample_of
 from maskless.logits import row_keys
-from maskless.nn import Network, autocast, device_of
+from maskless.nn import Network, device_of
+from maskless.nn.calls import evaluating
 from maskless.nn.causal import CausalTransformer
 from maskless.nn.loss import answer_costs
 from maskless.order import COUNTS, ORDERS
@@ -126,14 +127,9 @@ def _confident(model: Model, first: int, n: int, steps: int, length: int | None,
     planned = plan(known, ~known, keys, steps=steps, order=ORDERS["random"], counts=COUNTS[how.counts])
     truncation = Truncation(temperature=how.temperature, top_k=how.top_k, top_p=how.top_p)
     answer = engine_of(network).answer if serves(network) else network
-    training = network.training
-    network.eval()
-    try:
-        with torch.no_grad(), autocast(model.device):
-            for _ in sample_confident(answer, tokens, planned, keys, filter=truncation):
-                pass
-    finally:
-        network.train(training)
+    with torch.no_grad(), evaluating(network):
+        for _ in sample_confident(answer, tokens, planned, keys, filter=truncation):
+            pass
     return [sample_of(row, codec, model.layout) for row in tokens.tolist()]
 
 

@@ -19,6 +19,7 @@ from torch import Tensor, nn
 
 from maskless.evaluate.likelihood import check_positive
 from maskless.nn import autocast, device_of
+from maskless.nn.calls import evaluating
 from maskless.nn.causal import CausalTransformer
 from maskless.nn.loss import cost
 from maskless.nn.masked import MaskedTransformer
@@ -80,12 +81,11 @@ def gradient_variance(
     """
     check_positive(pairs=pairs)
     valid = torch.ones_like(tokens, dtype=torch.bool) if valid is None else valid
-    state, training = PartialState(), network.training
+    state = PartialState()
     parameters = [p for p in network.parameters() if p.requires_grad]
     first, end = (pairs * rank // state.num_processes for rank in (state.process_index, state.process_index + 1))
     found: list[tuple[float, float, float]] = []
-    network.eval()
-    try:
+    with evaluating(network):
         for pair in range(first, end):
             own = mixed_seed(seed, pair)
             tasks = [objective(tokens, *noise(*tokens.shape, seed=own, step=i), valid) for i in (0, 1)]
@@ -95,8 +95,6 @@ def gradient_variance(
             found.append((apart, shared, sum(_processed(network, task) for task in tasks) / 2 / tokens.numel()))
             if on_pair is not None:
                 on_pair(1)
-    finally:
-        network.train(training)
     everyones = torch.tensor(gather_object(found), dtype=torch.float64)  # (pairs, 3)
     means, errors = everyones.mean(0), everyones.std(0) / math.sqrt(pairs) if pairs > 1 else torch.full((3,), math.nan)
     return Variance(name, float(means[0]), float(errors[0]), float(means[1]), float(errors[1]), float(means[2]), pairs)
