@@ -24,6 +24,7 @@ from maskless.nn.causal import CausalConfig, CausalTransformer
 from maskless.nn.masked import MaskedConfig, MaskedTransformer
 from maskless.nn.maskgit import MaskGIT, MaskGITConfig
 from maskless.nn.partition import PartitionConfig, PartitionTransformer
+from maskless.nn.threads import threads_for_pass
 from maskless.problems import dense
 from maskless.weights import read_network
 
@@ -91,7 +92,9 @@ class Model(nn.Module):
         problems = dense(tokens, positions, targets, lengths, labels)
         if isinstance(self.network, CausalTransformer):
             self.network.check(problems)
-        return self.network(problems.to(self.device)).unflatten(0, targets.shape)
+        problems = problems.to(self.device)
+        with threads_for_pass(self.network, problems):
+            return self.network(problems).unflatten(0, targets.shape)
 
     def _check_predict(self, tokens: Tensor, positions: Tensor, targets: Tensor, lengths: Tensor | None) -> None:
         if tokens.shape != positions.shape or tokens.ndim != 2 or targets.ndim != 2 or len(targets) != len(tokens):

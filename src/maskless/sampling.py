@@ -18,6 +18,7 @@ from torch import Tensor
 
 from maskless import logits as lg
 from maskless.nn import Network, device_of
+from maskless.nn.threads import threads_for_draws, threads_for_pass
 from maskless.order import Counts, Order
 from maskless.problems import Problems, split
 
@@ -282,7 +283,8 @@ def sample_confident(
         own, noisy = keys[rows].to(device), noises[rows, number].to(device)
         sharp = torch.where((number < cold)[rows, None].to(logits.device), 0.5 * logits, logits) if warmup else logits
         drawn = _draw(sharp, filter, rows, positions, lg.uniforms(own, columns, DRAW))
-        sure = lg.log_probability(logits, drawn.to(logits.device)).to(device).double()
+        with threads_for_draws(logits):
+            sure = lg.log_probability(logits, drawn.to(logits.device)).to(device).double()
         sure += noisy * lg.gumbel(lg.uniforms(own, columns, NOISE))
         surest = problems.target_offsets.ranked(sure).cpu()
         positions, drawn = positions[surest], drawn[surest]
@@ -322,7 +324,9 @@ def _asker(
         if labels is not None:
             problems = replace(problems, labels=labels[rows])
         answer = network if weights is None else guided(network, weights[rows, number], dropped)
-        return answer(problems.to(device))
+        problems = problems.to(device)
+        with threads_for_pass(network, problems):
+            return answer(problems)
 
     return ask
 
@@ -330,6 +334,7 @@ def _asker(
 def _draw(logits: Tensor, filter: Filter, rows: Tensor, positions: Tensor, u: Tensor) -> Tensor:
     device = logits.device
     u = u.float().to(device) if device.type == "mps" else u.to(device)
-    drawn = lg.draw(filter(logits, rows.to(device), positions.to(device)), u).cpu()
+    with threads_for_draws(logits):
+        drawn = lg.draw(filter(logits, rows.to(device), positions.to(device)), u).cpu()
     lg.check_drawn(int(drawn.max()), logits.shape[1])
     return drawn

@@ -168,7 +168,7 @@ def test_a_process_forked_inside_another_threads_call_waits_for_nobody(tiny, mon
     alone = told(fill(model, TEXT, seed=1, revise=1))
     locks = [registry._making, engine_module._lock, engine_module.TURN]
     offsets, held, go_on = Offsets.regular(2, 3), threading.Event(), threading.Event()
-    real = torch.repeat_interleave
+    real = torch.arange
 
     def slowly(*args: Any, **kwargs: Any) -> torch.Tensor:
         held.set()
@@ -177,13 +177,13 @@ def test_a_process_forked_inside_another_threads_call_waits_for_nobody(tiny, mon
 
     def hold() -> torch.Tensor:
         with locks[0], locks[1], locks[2]:
-            return offsets.owner  # up to Python 3.11 a cached property has a lock as well
+            return offsets.real  # up to Python 3.11 a cached property has a lock as well
 
-    monkeypatch.setattr(torch, "repeat_interleave", slowly)
+    monkeypatch.setattr(torch, "arange", slowly)
     with ThreadPoolExecutor(1) as threads:
         other = threads.submit(hold)
         assert held.wait(WAIT)
-        monkeypatch.setattr(torch, "repeat_interleave", real)
+        monkeypatch.setattr(torch, "arange", real)
         status = in_a_child(lambda: all(told(fill(one, TEXT, seed=1, revise=1)) == alone for one in (model, fresh)))
         go_on.set()
         other.result(WAIT)

@@ -26,6 +26,7 @@ from maskless.engine.networks import fold, serves
 from maskless.engine.run import Kind, Run, Task
 from maskless.nn import device_of
 from maskless.nn.calls import ForkSafeLock
+from maskless.nn.threads import DRAWING, Size, threads_for
 from maskless.problems import Problems
 from maskless.sampling import Filter, Guidance, Plan, Step, Truncation, check_warmup
 
@@ -49,6 +50,7 @@ class Engine:
         usual = torch.bfloat16 if self.device.type == "cuda" else torch.float32
         self.body = fold(network, maps_in(precision or usual, self.device))
         self.graphs = graphs and self.device.type == "cuda"
+        self.size = Size.of(network)
         self.turn = TURN if self.device.type == "cuda" else nullcontext()
         self.runs: list[tuple[Kind, Run]] = []  # which no call uses, the last used ones last
 
@@ -96,7 +98,7 @@ class Engine:
             on_step = TURN.outside(on_step)
         with torch.no_grad(), torch.autocast(self.device.type, enabled=False), self.turn, self._lent(kind) as run:
             run.begin(task, ends[:, 0], filter)
-            way = _Way(run, ends + self.body.lead, task.weights)
+            way = _Way(run, ends + self.body.lead, task.weights, self.size)
             for number in range(plan.steps):
                 way.step(number, anew=not self.body.keeps and number % refresh == 0)
                 if on_step is not None and bool((plan.ends[:, number] < plan.ends[:, number + 1]).any()):
@@ -108,7 +110,9 @@ class Engine:
         if isinstance(self.body, CausalBody):
             raise ValueError("a causal model goes from left to right: expected `sample`")
         with torch.no_grad(), torch.autocast(self.device.type, enabled=False), self.turn:
-            return answer(self.body, problems, self.device)
+            tokens = problems.offsets.total + problems.target_offsets.total
+            with threads_for(self.size.work(len(problems), tokens) if self.device.type == "cpu" else 0):
+                return answer(self.body, problems, self.device)
 
     def close(self) -> None:
         """Give the memory back."""
@@ -164,8 +168,8 @@ class Engine:
 class _Way:
     """The rows of a run on their way through a plan; weights (B, K) of the guidance."""
 
-    def __init__(self, run: Run, ends: Tensor, weights: Tensor | None):
-        self.run, self.ends, self.weights = run, ends, weights
+    def __init__(self, run: Run, ends: Tensor, weights: Tensor | None, size: Size):
+        self.run, self.ends, self.weights, self.size = run, ends, weights, size
         self.encoded = torch.zeros_like(ends[:, 0])  # how many tokens of each row are in the cache
 
     def step(self, number: int, *, anew: bool) -> None:
@@ -180,8 +184,18 @@ class _Way:
         whole, guided = bool((encoded[busy] == 0).all()), False
         if self.weights is not None:
             guided = bool(self.run.memory.caches) or bool(self.weights[busy, number].any())
-        self.run.step(starts, ends, torch.where(busy, starts - encoded, 0), whole, guided)
+        context = torch.where(busy, starts - encoded, 0)
+        with threads_for(self._work(context, ends - starts, 2 if guided else 1)):
+            self.run.step(starts, ends, context, whole, guided)
         self.encoded = torch.where(busy, starts, encoded)
+
+    def _work(self, context: Tensor, targets: Tensor, times: int) -> int:
+        """Of a step on the CPU."""
+        if self.run.stream is not None:
+            return 0
+        asked = int(targets.sum())
+        drawn = DRAWING * asked * self.run.body.head.vocab
+        return times * self.size.work(len(targets), int(context.sum()) + asked) + drawn
 
 
 def _decided(number: int, plan: Plan, decided: Tensor) -> Step:

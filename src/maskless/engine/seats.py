@@ -20,6 +20,7 @@ from maskless.engine import kernels
 from maskless.engine.board import Board
 from maskless.engine.bodies import Body, CausalBody, PartitionBody
 from maskless.engine.engine import Engine
+from maskless.nn.threads import threads_for
 from maskless.problems import Offsets
 from maskless.sampling import Plan
 
@@ -54,7 +55,7 @@ class Seats:
         if not keeps(engine):
             raise ValueError("what this network encodes changes with each token: expected ordered context, or causal")
         self.body, self.device, self.slots = engine.body, engine.device, length + engine.body.lead
-        self.turn = engine.turn
+        self.engine = engine
         self.owners: list[Hashable] = []  # of each seat
         self.encoded: list[int] = []  # slots of each seat that hold keys and values
         self.table: _Table | None = None
@@ -77,7 +78,8 @@ class Seats:
 
     def logits(self, asks: Sequence[Ask]) -> Tensor:
         """Logits at what each sequence asks for, one after the other, as the network gives them.  -> (U, V) float32"""
-        with torch.no_grad(), torch.autocast(self.device.type, enabled=False), self.turn:
+        threads = threads_for(self._work(asks))
+        with torch.no_grad(), torch.autocast(self.device.type, enabled=False), self.engine.turn, threads:
             there = set(self.owners)
             old, new = {a.owner: a for a in asks if a.owner in there}, [a for a in asks if a.owner not in there]
             found: dict[Hashable, Tensor] = {}
@@ -98,6 +100,13 @@ class Seats:
                 self.owners.append(ask.owner)
                 self.encoded.append(ask.start + self.body.lead)
             return logits
+
+    def _work(self, asks: Sequence[Ask]) -> int:
+        """Of a step on the CPU."""
+        if self.device.type != "cpu":
+            return 0
+        encoded = dict(zip(self.owners, self.encoded, strict=True))
+        return self.engine.size.work(len(asks), sum(ask.end - encoded.get(ask.owner, 0) for ask in asks))
 
     def _come_forward(self, owners: Collection[Hashable]) -> None:
         """Exchange seats until these owners have the first ones."""

@@ -17,6 +17,7 @@ import torch
 from maskless.logits import row_keys
 from maskless.nn import Network, autocast, device_of
 from maskless.nn.causal import CausalTransformer
+from maskless.nn.threads import threads_for_pass
 from maskless.objective import bound
 from maskless.problems import dense
 
@@ -77,8 +78,9 @@ def greedy(network: Network, requests: Sequence[Request], *, batch: int = 32) ->
             tokens = torch.tensor([prefixes[j][0] for j in some], dtype=torch.long)
             n = tokens.shape[1]
             positions, target = torch.arange(n).expand(len(some), n), torch.full((len(some), 1), n)
-            with autocast(device):
-                best = network(dense(tokens, positions, target).to(device)).argmax(-1).tolist()
+            problems = dense(tokens, positions, target).to(device)
+            with autocast(device), threads_for_pass(network, problems):
+                best = network(problems).argmax(-1).tolist()
             for j, token in zip(some, best, strict=True):
                 right[alive[j]] = token == requests[alive[j]][1][place]
     return right
@@ -94,8 +96,9 @@ def at_once(network: Network, requests: Sequence[Request], *, batch: int = 32) -
         prefixes, targets = (torch.tensor([requests[i][side] for i in numbers], dtype=torch.long) for side in (0, 1))
         n, m = prefixes.shape[1], targets.shape[1]
         places = torch.arange(n + m).expand(len(numbers), n + m)
-        with torch.no_grad(), autocast(device):
-            best = network(dense(prefixes, places[:, :n], places[:, n:]).to(device)).argmax(-1).cpu()
+        problems = dense(prefixes, places[:, :n], places[:, n:]).to(device)
+        with torch.no_grad(), autocast(device), threads_for_pass(network, problems):
+            best = network(problems).argmax(-1).cpu()
         for i, same in zip(numbers, (best.view(len(numbers), m) == targets).all(1).tolist(), strict=True):
             right[i] = same and m > 0
     return right

@@ -23,6 +23,7 @@ from torch.autograd.function import once_differentiable
 
 from maskless.nn import Network, device_of
 from maskless.nn.blocks import Head
+from maskless.nn.threads import threads_for_pass
 from maskless.problems import Problems
 
 CHUNK_BYTES = 600 * 2**20  # the logits of a chunk: large enough for full speed, small beside the activations
@@ -51,9 +52,10 @@ def answer_costs(network: Network, problems: Problems, answers: Tensor) -> Tenso
     """The cost of each answer to problems, of a network or of a function, in float64 on the CPU.  (U,) -> (U,)"""
     device = device_of(network)
     problems, answers = problems.to(device), answers.to(device)
-    if isinstance(network, nn.Module) and hasattr(network, "head"):  # the logits of all targets are never there at once
-        return network(problems, partial(costs_each, answers=answers)).double().cpu()
-    return F.cross_entropy(network(problems).float(), answers, reduction="none").double().cpu()
+    with threads_for_pass(network, problems):
+        if isinstance(network, nn.Module) and hasattr(network, "head"):  # the logits are never there all at once
+            return network(problems, partial(costs_each, answers=answers)).double().cpu()
+        return F.cross_entropy(network(problems).float(), answers, reduction="none").double().cpu()
 
 
 def weighted_cross_entropy(

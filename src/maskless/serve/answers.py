@@ -21,6 +21,7 @@ from maskless.checkpoint import Model
 from maskless.engine import Engine, serves
 from maskless.engine.seats import Ask, Seats, keeps
 from maskless.nn import Network, autocast
+from maskless.nn.threads import threads_for_pass
 from maskless.problems import Offsets, Problems
 from maskless.revision import erased
 from maskless.sampling import guided
@@ -108,7 +109,7 @@ def _guided(row: Row, own: Tensor, without: Tensor | None) -> Tensor:
 
 def _plain(model: Model) -> Network:
     def answer(problems: Problems) -> Tensor:
-        with torch.no_grad(), autocast(model.device):
+        with torch.no_grad(), autocast(model.device), threads_for_pass(model.network, problems):
             return model.network(problems)
 
     return answer

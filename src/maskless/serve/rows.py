@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 
 from maskless import logits as lg
+from maskless.nn.threads import threads_for_draws
 from maskless.problems import Offsets
 from maskless.revision import cooled, steps_of
 from maskless.sampling import DRAW, NOISE, Plan, Truncation
@@ -208,9 +209,10 @@ def advance(rows: Sequence[Row], answers: Answers, rules: Rules) -> list[Landed]
     logits = answers.logits(rows)  # (U, V)
     asked = [row.asked for row in rows]
     offsets, positions = Offsets.from_lengths(torch.tensor([len(places) for places in asked])), torch.cat(asked)
-    drawn = _draw(logits, rows, offsets.owner, positions, rules)
-    lg.check_drawn(int(drawn.max()), logits.shape[1])
-    sure = lg.log_probability(logits, drawn.to(logits.device)).cpu().double()
+    with threads_for_draws(logits):
+        drawn = _draw(logits, rows, offsets.owner, positions, rules)
+        lg.check_drawn(int(drawn.max()), logits.shape[1])
+        sure = lg.log_probability(logits, drawn.to(logits.device)).cpu().double()
     found, bounds = [], offsets.bounds.tolist()
     for row, places, begin, end in zip(rows, asked, bounds, bounds[1:], strict=False):
         tokens, chances = drawn[begin:end], sure[begin:end]
