@@ -13,7 +13,7 @@ from torch import Tensor
 
 from maskless.checkpoint import Model, check_ids
 from maskless.codec.text import TextCodec, parse_gaps, starts_with_space
-from maskless.engine import engine_of, serves
+from maskless.engine import Engine, engine_of, serves
 from maskless.logits import row_keys, seed_of
 from maskless.nn.calls import evaluating
 from maskless.nn.causal import CausalTransformer
@@ -255,7 +255,8 @@ def _sample(
         plan = plan_causal(known, wanted)
     else:
         plan = make_plan(known, wanted, keys, steps=steps, order=order, counts=counts)
-    _follow(model, tokens, plan, keys, filter(how.temperature), how.refresh, on_step)
+    engine = engine_of(model.network) if serves(model.network) else None  # for all rounds: it looks at all weights
+    _follow(model, engine, tokens, plan, keys, filter(how.temperature), how.refresh, on_step)
     came, decided, done = plan.came(), plan.decided(), plan.steps
     for number, steps in enumerate(steps_of(plan.steps, how.revise)):
         own = row_keys(number + 1, keys)
@@ -264,7 +265,8 @@ def _sample(
         plan = make_plan(known | (wanted & ~again), again, own, steps=steps, order=order, counts=counts)
         watch = None if on_step is None else _later(done, on_step)
         cool = filter(cooled(how.temperature, number, how.revise))
-        _follow(model, tokens, plan, own, partial(cool), how.refresh, watch)  # a plain function: rounds share buffers
+        cool = partial(cool)  # a plain function: rounds share buffers
+        _follow(model, engine, tokens, plan, own, cool, how.refresh, watch)
         came = torch.where(again, done + plan.came(), came)
         new = plan.decided()
         decided = [[p for p in old if not again[row, p]] + new[row] for row, old in enumerate(decided)]
@@ -273,11 +275,18 @@ def _sample(
 
 
 def _follow(
-    model: Model, tokens: Tensor, plan: Plan, keys: Tensor, filter: Filter, refresh: int, on_step: OnStep | None
+    model: Model,
+    engine: Engine | None,
+    tokens: Tensor,
+    plan: Plan,
+    keys: Tensor,
+    filter: Filter,
+    refresh: int,
+    on_step: OnStep | None,
 ) -> None:
     """Decide tokens as planned, in place."""
-    if serves(model.network):
-        engine_of(model.network).sample(tokens, plan, keys, filter=filter, refresh=refresh, on_step=on_step)
+    if engine is not None:
+        engine.sample(tokens, plan, keys, filter=filter, refresh=refresh, on_step=on_step)
         return
     with evaluating(model.network):
         for step in sample(model.network, tokens, plan, keys, filter=filter):
