@@ -145,12 +145,13 @@ def fill_text(
     if known is not None or numbers is not None:
         raise ValueError("known= goes with token ids, as numbers= does; a text marks its gaps itself: 'The [8] sat.'")
     given = [text] if isinstance(text, str) or not isinstance(text, Iterable) else text
-    templates = [parse_gaps(_codec(model), one) for one in given]
+    context = model.config.length
+    templates = [parse_gaps(_codec(model), one, context) for one in given]
     if not templates:
         return []
     lead = _lead(model)
     lengths = torch.tensor([len(lead) + len(template.tokens) for template in templates])
-    L, context = int(lengths.max()), model.config.length
+    L = int(lengths.max())
     if L > context:
         raise ValueError(f"a text with its gaps is {L} tokens long: expected at most the model's context of {context}")
     tokens, asked, spaced = torch.zeros(len(templates), L, dtype=torch.long), *torch.zeros(2, len(templates), L).bool()

@@ -38,6 +38,8 @@ def test_a_causal_model_says_what_it_cannot_do(causal, how, message):
         (lambda m: generate(m, temperature=-1.0), "temperature -1.0 is out of range"),
         (lambda m: fill(m, "a[2]b", top_p=0.0), "top_p 0.0 is out of range"),
         (lambda m: fill(m, f"a[{L}]"), f"{L + 1} tokens long: expected at most the model's context of {L}"),
+        (lambda m: fill(m, f"a[{L + 1}]"), f"the gaps are {L + 1} tokens long: expected at most {L} with the text"),
+        (lambda m: fill(m, "[0000999999999]"), "the gaps are 999,999,999 tokens long: expected at most"),
         (lambda m: fill(m, "no gap here"), "no gap in the template"),
         (lambda m: fill(m, "a[2]", known=torch.ones(1, 3)), "known= goes with token ids"),
         (lambda m: log_likelihood(m, "abc", torch.ones(1, 3)), "known= goes with token ids"),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pickle
+import tracemalloc
 
 import huggingface_hub
 import pytest
@@ -212,6 +213,26 @@ def test_bytes_and_wordpiece_keep_their_spaces(bert):
 def test_templates_without_a_sensible_gap_are_refused(template):
     with pytest.raises(ValueError, match="gap"):
         parse_gaps(BPE, template)
+
+
+@pytest.mark.parametrize("template", ["[000000009]", "[4] and [5]", "[1]" * 9, "[0000000001000000]" * 100])
+def test_gaps_beyond_the_longest_text_are_refused_before_they_are_made(template):
+    """However they are written: leading zeros once passed a check that counted digits."""
+    tracemalloc.start()
+    try:
+        with pytest.raises(ValueError, match=r"the gaps are [\d,]+ tokens long: expected at most 8 with the text"):
+            parse_gaps(BPE, template, 8)
+        assert tracemalloc.get_traced_memory()[1] < 1 << 20
+    finally:
+        tracemalloc.stop()
+    assert parse_gaps(BPE, "[0004][4]", 8).known == [False] * 8
+
+
+@pytest.mark.parametrize("template", ["x" * 1000, f"[{'9' * 1000}]"])
+def test_what_is_said_about_a_long_template_is_short(template):
+    with pytest.raises(ValueError, match=r"gap .*\.\.\..*: ") as raised:
+        parse_gaps(BPE, template)
+    assert len(str(raised.value)) < 200
 
 
 def test_starts_with_space_agrees_with_decoding():

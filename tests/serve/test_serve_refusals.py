@@ -32,6 +32,8 @@ WRONG = [
     ("/v1/fill", {"text": "a b c d e f [44]"}, 400, r"tokens long with its gaps: expected at most 48"),
     ("/v1/fill", {"text": "[1000000]" * 5000}, 400, r"5,000,000,000 tokens long"),
     ("/v1/fill", {"text": "[99999999999]"}, 400, r"gap \[99999999999\]"),
+    ("/v1/fill", {"text": "[0000000001000000]" * 3}, 400, r"the gaps are 3,000,000 tokens long: expected at most 48"),
+    ("/v1/fill", {"text": "[1]" * 20_000}, 400, r"the gaps are 20,000 tokens long: expected at most 48"),
     ("/v1/fill", {"text": "a [3]", "steps": 0}, 422, r"steps: .*greater than or equal to 1"),
     ("/v1/fill", {"text": "a [3]", "steps": 65}, 400, r"65 steps are more than the server allows: 64"),
     ("/v1/fill", {"text": "a [40]", "steps": 40, "revise": 9}, 400, r"40 steps and revise 9 make \d+, more than .* 64"),

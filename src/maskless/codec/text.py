@@ -23,7 +23,8 @@ _MASK = ("[MASK]", "<mask>")
 
 _HUB_ID = re.compile(r"\w[\w.-]*/[\w.-]+")
 _GAP = re.compile(r"\\(\[[0-9]+\])|\[([0-9]+)\]")
-_LONGEST_GAP = 1_000_000  # a slip of the keyboard must not eat the memory
+LONGEST = 1_000_000  # tokens of all gaps of a template: a slip of the keyboard must not eat the memory
+_DIGITS = 9  # of a gap, without leading zeros: more are out of range whatever the limit is
 
 
 def _byte_symbols() -> list[str]:
@@ -238,7 +239,7 @@ class Template:
     spaced: list[int]
 
 
-def _pieces(template: str) -> Iterator[str | int]:
+def _pieces(template: str, longest: int) -> Iterator[str | int]:
     """Stretches of given text and lengths of gaps, by turns: text, gap, text, ..., text."""
     text, start = "", 0
     for match in _GAP.finditer(template):
@@ -248,25 +249,36 @@ def _pieces(template: str) -> Iterator[str | int]:
         if literal is not None:
             text += literal
             continue
-        if not 1 <= len(length.lstrip("0")) <= 7 or int(length) > _LONGEST_GAP:
-            raise ValueError(f"gap [{length}] in the template: expected a length from 1 to {_LONGEST_GAP:,}")
+        digits = length.lstrip("0")
+        if not 1 <= len(digits) <= _DIGITS:
+            raise ValueError(f"gap [{_short(length)}] in the template: expected a length from 1 to {longest:,}")
         yield text
-        yield int(length)
+        yield int(digits)
         text = ""
     yield text + template[start:]
 
 
-def parse_gaps(codec: TextCodec, template: str) -> Template:
-    """The tokens of a template such as "The [8] sat on [12].", where [n] is a gap of n tokens and \\[n] is literal."""
+def _short(text: str) -> str:
+    return text if len(text) <= 80 else f"{text[:80]}..."
+
+
+def parse_gaps(codec: TextCodec, template: str, longest: int = LONGEST) -> Template:
+    """The tokens of a template such as "The [8] sat on [12].", where [n] is a gap of n tokens and \\[n] is literal.
+
+    longest: the most tokens that it may have, such as a model's context. Gaps beyond it are refused unmade.
+    """
     _check_text(template)
-    pieces = list(_pieces(template))
+    pieces = list(_pieces(template, longest))
     if len(pieces) == 1:
-        raise ValueError(f"no gap in the template {template!r}: write [8] for a gap of eight tokens")
-    return lay_out(codec, pieces)
+        raise ValueError(f"no gap in the template {_short(template)!r}: write [8] for a gap of eight tokens")
+    return lay_out(codec, pieces, longest)
 
 
-def lay_out(codec: TextCodec, pieces: Sequence[str | int]) -> Template:
+def lay_out(codec: TextCodec, pieces: Sequence[str | int], longest: int = LONGEST) -> Template:
     """The tokens of given texts and of gaps by their lengths, in turn: text, gap, text, ..., text."""
+    gaps = sum(piece for piece in pieces if isinstance(piece, int))
+    if gaps > longest:  # before a token of them is made: a short template may ask for billions
+        raise ValueError(f"the gaps are {gaps:,} tokens long: expected at most {longest:,} with the text")
     joins = _joins_spaces(codec)
     tokens: list[int] = []
     known: list[bool] = []
