@@ -80,7 +80,7 @@ def test_a_bad_request_is_one_clear_line(server, path, body, status, message):
 
 @pytest.mark.parametrize(
     ("body", "status"),
-    [(b"{", 422), (b"", 422), (b"\xff", 400), (b'{"text": NaN}', 422), (b"[" * 20000, 400), (b'{"seed": 1e999}', 422)],
+    [(b"{", 422), (b"", 422), (b"\xff", 400), (b'{"text": NaN}', 422), (b"[" * 8000, 400), (b'{"seed": 1e999}', 422)],
 )
 def test_what_is_not_json_is_refused(server, body, status):
     answer = server.post("/v1/fill", body)

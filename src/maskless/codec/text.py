@@ -5,6 +5,8 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import cached_property
+from math import inf
 from pathlib import Path
 from typing import Any
 
@@ -68,6 +70,13 @@ class TextCodec:
     @property
     def byte_level(self) -> bool:
         return isinstance(self.tokenizer.decoder, decoders.ByteLevel)
+
+    @cached_property
+    def widest(self) -> float:
+        """The most characters of a text that one token stands for, as far as that is known."""
+        if not self.byte_level or self.tokenizer.normalizer is not None:
+            return inf  # spaces, or what a normalizer drops, cost no token
+        return max(map(len, self.tokenizer.get_vocab()))
 
     def encode(self, text: str) -> list[int]:
         """Token ids of a text, without special tokens."""
@@ -279,6 +288,9 @@ def lay_out(codec: TextCodec, pieces: Sequence[str | int], longest: int = LONGES
     gaps = sum(piece for piece in pieces if isinstance(piece, int))
     if gaps > longest:  # before a token of them is made: a short template may ask for billions
         raise ValueError(f"the gaps are {gaps:,} tokens long: expected at most {longest:,} with the text")
+    given = sum(len(piece) for piece in pieces if isinstance(piece, str))
+    if given > longest * codec.widest:  # to encode it would take a hundred times its memory
+        raise ValueError(f"the text is {given:,} characters long: expected at most {longest:,} tokens")
     joins = _joins_spaces(codec)
     tokens: list[int] = []
     known: list[bool] = []

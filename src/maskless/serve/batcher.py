@@ -13,7 +13,7 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
-from maskless.serve.rows import Answers, Landed, Row, Rules, advance, batches, due, reconsider
+from maskless.serve.rows import Answers, Landed, Row, Rules, advance, batches, cells_of, due, reconsider
 from maskless.serve.turns import Turns
 
 log = logging.getLogger("maskless.serve")
@@ -94,6 +94,7 @@ class Batcher:
         turns: Turns | None = None,
     ):
         self.name, self.answers, self.rules, self.vocab = name, answers, rules, vocab
+        self.cells = cells_of(rules.device)
         self.turns = turns or Turns()  # shared by the models of a server
         self.batch, self.queue = batch, queue
         self.counts = Counts()
@@ -142,9 +143,9 @@ class Batcher:
             rows = [seat.row for seat in self.seats]
             try:
                 self.answers.keep(rows)
-                for group in due(rows, self.vocab):
+                for group in due(rows, self.vocab, self.cells):
                     self._step(group, self._reconsider)
-                for group in batches([seat.row for seat in self.seats], self.vocab):
+                for group in batches([seat.row for seat in self.seats], self.vocab, self.cells):
                     self._step(group, self._advance)
                 if not self.seats:
                     self.answers.keep([])

@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import hmac
 import json
+import re
 import time
 from collections.abc import Awaitable, Callable, MutableMapping
 from typing import Any
@@ -34,6 +35,8 @@ HEADERS = {
 }
 LOOPBACK = {"127.0.0.1", "localhost", "::1"}
 PATIENCE = 10.0  # seconds in which a request's body has to arrive
+LISTS = 1 << 13  # lists and objects of a body: to read half a million empty ones takes a second
+TEXT = re.compile(rb'"[^"\\]*+(?:\\.[^"\\]*+)*+"?', re.DOTALL)  # of JSON, also one that does not end
 DRAINED, DRAINING = 1 << 24, 2.0  # bytes and seconds of a body too long that are read nevertheless
 
 
@@ -111,7 +114,7 @@ class Guard:
         if length.isdigit() and int(length) > self.body:
             await _drain(receive)
             raise RefusedError(413, f"the request is {int(length):,} bytes long: expected at most {self.body:,}")
-        parts, size = [], 0
+        body = bytearray()
         deadline = time.monotonic() + PATIENCE
         while True:
             try:
@@ -120,14 +123,15 @@ class Guard:
                 raise RefusedError(408, f"the request did not arrive within {PATIENCE:.0f} seconds") from None
             if message["type"] == "http.disconnect":
                 break
-            parts.append(message.get("body", b""))
-            size += len(parts[-1])
-            if size > self.body:
+            body += message.get("body", b"")
+            if len(body) > self.body:
                 await _drain(receive)
                 raise RefusedError(413, f"the request is longer than {self.body:,} bytes")
             if not message.get("more_body", False):
                 break
-        whole: Message | None = {"type": "http.request", "body": b"".join(parts), "more_body": False}
+        if (lists := _lists(body)) > LISTS:
+            raise RefusedError(413, f"the request has {lists:,} lists and objects: expected at most {LISTS:,}")
+        whole: Message | None = {"type": "http.request", "body": bytes(body), "more_body": False}
 
         async def replayed() -> Message:
             nonlocal whole
@@ -137,6 +141,15 @@ class Guard:
             return message
 
         return replayed
+
+
+def _lists(body: bytearray) -> int:
+    """How many lists and objects begin in a body, or may begin where that is few; brackets in texts do not count."""
+    count = body.count(b"[") + body.count(b"{")
+    if count <= LISTS:
+        return count
+    bare = TEXT.sub(b"", body)
+    return bare.count(b"[") + bare.count(b"{")
 
 
 async def _drain(receive: Receive) -> None:

@@ -30,6 +30,7 @@ from maskless.serve.texts import rounded
 
 FORMATS = {b"\x89PNG\r\n\x1a\n": "PNG", b"\xff\xd8\xff": "JPEG"}  # by their first bytes
 PIXELS = 1 << 22  # of a picture that is sent
+NARROWEST = 16  # its longer side by its shorter one, which is scaled to the model's: a line would become gigabytes
 GREY = np.uint8(128)  # where nothing is known
 
 
@@ -111,6 +112,8 @@ def read_image(text: str) -> np.ndarray:
         raise ValueError(f"image: a damaged {format} file ({type(error).__name__})") from None
     if size[0] * size[1] > PIXELS:
         raise ValueError(f"image: {size[0]} x {size[1]} pixels, expected at most {PIXELS:,} in all")
+    if max(size) > NARROWEST * min(size):
+        raise ValueError(f"image: {size[0]} x {size[1]} pixels, expected sides that differ {NARROWEST} times at most")
     try:
         return decode(data)
     except ValueError as error:

@@ -22,6 +22,7 @@ Revise = Annotated[
     int, Field(ge=0, le=16, description="Rounds that decide the least likely tokens again; their steps count too.")
 ]
 Token = Annotated[int, Field(ge=0, lt=1 << 31)] | None
+Tokens = Annotated[list[Token], Field(fail_fast=True)]  # the first mistake is enough: to name them all takes seconds
 Stream = Annotated[bool, Field(description="Send each step as it is decided, as server-sent events.")]
 
 
@@ -30,6 +31,13 @@ class Request(BaseModel):
 
     model_config = ConfigDict(extra="forbid", strict=True)
     model: Name = None
+
+    @model_validator(mode="before")
+    @classmethod
+    def _few(cls, given: Any) -> Any:
+        if isinstance(given, dict) and len(given) > 2 * len(cls.model_fields):  # each unknown one would be a mistake
+            raise ValueError(f"{len(given):,} fields: expected some of {', '.join(cls.model_fields)}")
+        return given
 
 
 class Sampling(Request):
@@ -65,10 +73,12 @@ class FillRequest(TextSampling):
     text: Annotated[
         str | None, Field(max_length=1 << 18, description="[8] is a gap of eight tokens, ___ one of three.")
     ] = None
-    tokens: Annotated[list[Token] | None, Field(max_length=1 << 16, description="Instead of a text.")] = None
+    tokens: Annotated[Tokens | None, Field(max_length=1 << 16, description="Instead of a text.")] = None
     spaced: Annotated[
         list[Annotated[int, Field(ge=0, lt=1 << 31)]],
-        Field(max_length=1 << 16, description="With tokens: positions that have to begin with a space."),
+        Field(
+            max_length=1 << 16, fail_fast=True, description="With tokens: positions that have to begin with a space."
+        ),
     ] = []
 
     @model_validator(mode="after")
@@ -84,7 +94,7 @@ class AlternativesRequest(Request):
     """What else could stand at a position, given all other tokens."""
 
     model_config = ConfigDict(json_schema_extra={"examples": [{"tokens": [5, None, 7], "position": 1}]})
-    tokens: Annotated[list[Token], Field(min_length=1, max_length=1 << 16)]
+    tokens: Annotated[Tokens, Field(min_length=1, max_length=1 << 16)]
     position: Annotated[int, Field(ge=0, lt=1 << 16)]
     k: Annotated[int, Field(ge=1, le=100, description="How many.")] = 10
 
@@ -143,13 +153,14 @@ class PictureFillRequest(PictureSampling):
 
     model_config = ConfigDict(json_schema_extra={"examples": [{"tokens": [[None, 3], [1, None]], "seed": 0}]})
     tokens: Annotated[
-        list[Annotated[list[Token], Field(max_length=4096)]] | None, Field(max_length=4096, description="Row by row.")
+        Annotated[list[Annotated[Tokens, Field(max_length=4096)]], Field(fail_fast=True)] | None,
+        Field(max_length=4096, description="Row by row."),
     ] = None
     image: Annotated[
         str | None, Field(max_length=1 << 24, description="Base64 of a PNG or JPEG file; its centre square is used.")
     ] = None
     mask: Annotated[
-        list[Annotated[list[bool], Field(max_length=4096)]] | None,
+        Annotated[list[Annotated[list[bool], Field(max_length=4096, fail_fast=True)]], Field(fail_fast=True)] | None,
         Field(min_length=1, max_length=4096, description="With image: which cells, or pixels, are drawn anew."),
     ] = None
 

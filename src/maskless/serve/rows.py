@@ -23,6 +23,7 @@ from maskless.revision import cooled, steps_of
 from maskless.sampling import DRAW, NOISE, Plan, Truncation
 
 CELLS = 1 << 25  # logits of one call: what more rows would need waits for the next call
+CPU_CELLS = 1 << 22  # the same on a processor, where a call of these takes up to a second and 250 MB
 
 
 @dataclass(frozen=True)
@@ -172,6 +173,11 @@ class Answers(Protocol):
         ...
 
 
+def cells_of(device: torch.device) -> int:
+    """How many logits a call may have, and how many of them are drawn from at once."""
+    return CPU_CELLS if device.type == "cpu" else CELLS
+
+
 def batches(rows: Sequence[Row], vocab: int, cells: int = CELLS) -> list[list[Row]]:
     """Rows in groups whose logits fit into the memory that a call may take; a row that alone does not is alone."""
     groups: list[list[Row]] = []
@@ -186,13 +192,13 @@ def batches(rows: Sequence[Row], vocab: int, cells: int = CELLS) -> list[list[Ro
     return groups
 
 
-def due(rows: Sequence[Row], vocab: int) -> list[list[Row]]:
+def due(rows: Sequence[Row], vocab: int, cells: int = CELLS) -> list[list[Row]]:
     """The rows whose next round has to begin, in groups that can share a call."""
     alike: dict[tuple[int, int], list[Row]] = {}
     for row in rows:
         if row.due:
             alike.setdefault((row.round, row.revise), []).append(row)
-    return [group for some in alike.values() for group in batches(some, vocab)]
+    return [group for some in alike.values() for group in batches(some, vocab, cells)]
 
 
 def reconsider(rows: Sequence[Row], answers: Answers) -> None:
@@ -210,9 +216,7 @@ def advance(rows: Sequence[Row], answers: Answers, rules: Rules) -> list[Landed]
     asked = [row.asked for row in rows]
     offsets, positions = Offsets.from_lengths(torch.tensor([len(places) for places in asked])), torch.cat(asked)
     with threads_for_draws(logits):
-        drawn = _draw(logits, rows, offsets.owner, positions, rules)
-        lg.check_drawn(int(drawn.max()), logits.shape[1])
-        sure = lg.log_probability(logits, drawn.to(logits.device)).cpu().double()
+        drawn, sure = _drawn(logits, rows, offsets.owner, positions, rules)
     found, bounds = [], offsets.bounds.tolist()
     for row, places, begin, end in zip(rows, asked, bounds, bounds[1:], strict=False):
         tokens, chances = drawn[begin:end], sure[begin:end]
@@ -228,6 +232,21 @@ def advance(rows: Sequence[Row], answers: Answers, rules: Rules) -> list[Landed]
 def _columns(row: Row) -> int:
     """What is added to positions for the random numbers of a step: a confident row draws anew in each of its steps."""
     return row.number << 32 if row.confident else 0
+
+
+def _drawn(
+    logits: Tensor, rows: Sequence[Row], owner: Tensor, positions: Tensor, rules: Rules
+) -> tuple[Tensor, Tensor]:
+    """A token for each target and log p of it, some targets after others: filters take ten times the logits' memory."""
+    some = max(1, cells_of(logits.device) // logits.shape[1])
+    parts = []
+    for begin in range(0, len(positions), some):
+        part = slice(begin, begin + some)
+        tokens = _draw(logits[part], rows, owner[part], positions[part], rules)
+        lg.check_drawn(int(tokens.max()), logits.shape[1])
+        parts.append((tokens, lg.log_probability(logits[part], tokens.to(logits.device)).cpu().double()))
+    drawn, sure = zip(*parts, strict=True)
+    return torch.cat(drawn), torch.cat(sure)  # (U,), (U,)
 
 
 def _draw(logits: Tensor, rows: Sequence[Row], owner: Tensor, positions: Tensor, rules: Rules) -> Tensor:
@@ -251,6 +270,8 @@ def _draw(logits: Tensor, rows: Sequence[Row], owner: Tensor, positions: Tensor,
     drawn = torch.empty(len(positions), dtype=torch.long)
     for kind in dict.fromkeys(kinds):
         members = torch.tensor([other == kind for other in kinds])[owner]
+        if not bool(members.any()):
+            continue
         there = members.to(device)
         drawn[members] = lg.draw(kind(logits[there], owner[members], positions[members]), u[there]).cpu()
     return drawn

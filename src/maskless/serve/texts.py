@@ -69,7 +69,7 @@ def _led(host: Host, template: Template) -> Gapped:
 
 def from_prompt(host: Host, prompt: str, length: int | None) -> Gapped:
     """A prompt and all that follows it, `length` tokens in all."""
-    lead, given = host.lead, host.text.encode(prompt)
+    lead, given = host.lead, lay_out(host.text, [prompt], host.length).tokens
     length = host.length if length is None else length
     known = len(lead) + len(given)
     if not known < length <= host.length:

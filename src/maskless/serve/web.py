@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 from collections.abc import AsyncIterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager
 from importlib.resources import files
 from typing import Any
@@ -41,6 +43,7 @@ ERRORS: dict[int | str, dict[str, Any]] = {
         503: "Too busy, or stopping: try again.",
     }.items()
 }
+READERS = 4  # threads that read texts and pictures and write answers: each may take some 100 MB while it does
 SUMMARY = "Text and pictures in parallel and in any order, without a mask token."
 
 
@@ -51,6 +54,7 @@ def build(hosts: Sequence[Host], limits: Limits, *, key: str | None = None, addr
 
     @asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
+        asyncio.get_running_loop().set_default_executor(ThreadPoolExecutor(READERS, "reader"))
         yield
         for host in hosts:
             host.batcher.close()

@@ -1,0 +1,97 @@
+"""Short requests that would take much: they are refused, or answered piece by piece."""
+
+import base64
+import io
+
+import pytest
+import torch
+from PIL import Image
+
+from maskless.codec.text import TextCodec
+from maskless.serve import pictures, rows, texts
+from maskless.serve.host import Host, Limits
+
+
+@pytest.fixture
+def host(models):
+    host = Host("pgm", models["pgm"], Limits())
+    yield host
+    host.batcher.close()
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "message"),
+    [
+        ("/v1/fill", {"tokens": [-1] * 9000}, "tokens.0: Input should be greater than or equal to 0 (got '-1')"),
+        ("/v1/fill", {"text": "a", "spaced": [-1] * 9000}, "spaced.0: Input should be greater than or equal to 0"),
+        ("/v1/pictures/fill", {"tokens": [[-1] * 4000] * 2}, "tokens.0.0: Input should be greater than or equal to 0"),
+        ("/v1/pictures/fill", {"image": "AAAA", "mask": [[1] * 4000] * 2}, "mask.0.0: Input should be a valid boolean"),
+        ("/v1/pictures/fill", {"image": "AAAA", "mask": [[1]] * 4000}, "mask.0.0: Input should be a valid boolean"),
+        ("/v1/fill", {f"a{i}": 1 for i in range(4000)}, "4,000 fields: expected some of model, steps, seed"),
+    ],
+)
+def test_of_many_mistakes_the_first_is_said(server, path, body, message):
+    """To write down all half a million of a request took 6 seconds, in which nobody else was heard, and 600 MB."""
+    answer = server.post(path, body)
+    assert answer.status == 422
+    assert answer.message.startswith(message)
+    assert "more" not in answer.message
+
+
+def test_many_lists_are_not_read(server):
+    answer = server.post("/v1/fill", b'{"x": [' + b"[]," * 20_000 + b"[]]}")
+    assert answer.status == 413
+    assert "20,003 lists and objects: expected at most 8,192" in answer.message
+    for text in ("[" * 20_000, '\\"[' * 9_000):
+        assert server.post("/v1/fill", {"text": text}).status == 400  # brackets of a text are none
+
+
+def test_a_text_that_cannot_fit_is_not_encoded(host, monkeypatch):
+    monkeypatch.setattr(TextCodec, "encode", lambda codec, text: pytest.fail("encoded"))
+    long = "a cat " * 20_000
+    for read in (
+        lambda: texts.from_template(host, long + "[3]"),
+        lambda: texts.from_prompt(host, long, None),
+        lambda: texts.between(host, "", 3, long),
+    ):
+        with pytest.raises(ValueError, match=r"120,000 characters long: expected at most 48 tokens"):
+            read()
+
+
+def test_a_text_that_fits_is_never_taken_for_too_long(host):
+    codec = host.text
+    longest = max((codec.token_text(i) for i in range(codec.vocab) if i != codec.eos), key=len)
+    text = longest * (host.length - 1)
+    assert len(codec.encode(text)) == host.length - 1
+    assert len(texts.from_template(host, text + "[1]").tokens) == host.length
+
+
+@pytest.mark.parametrize("size", [(65_536, 1), (3, 60)])
+def test_a_narrow_picture_is_refused(size):
+    """Scaled to the model's shorter side, a line of 2 KB took 640 MB."""
+    file = io.BytesIO()
+    Image.new("L", size).save(file, "PNG")
+    with pytest.raises(ValueError, match=rf"image: {size[0]} x {size[1]} pixels, expected sides that differ 16 times"):
+        pictures.read_image(base64.b64encode(file.getvalue()).decode())
+
+
+def test_a_step_of_many_tokens_is_drawn_in_parts(host, monkeypatch):
+    """Filters and draws take ten times the memory of the logits; a request of 70 bytes took 700 MB in one step."""
+
+    def decided(cells):
+        monkeypatch.setattr(rows, "CPU_CELLS", cells, raising=False)
+        kinds = ({"top_p": 0.9, "temperature": 2.0}, {"top_k": 3}, {})
+        some = [texts.rows_of(host, texts.from_prompt(host, "", 40), texts.Settings(steps=1, **kind)) for kind in kinds]
+        every = [row for (row,) in some]
+        rows.advance(every, host.batcher.answers, host.batcher.rules)
+        return torch.stack([row.tokens for row in every]), [row.probability for row in every]
+
+    drawn, sizes = rows.lg.draw, []
+    monkeypatch.setattr(rows.lg, "draw", lambda logits, u: (sizes.append(logits.numel()), drawn(logits, u))[1])
+    whole, chances = decided(1 << 22)
+    assert max(sizes) == 40 * host.vocab
+    sizes.clear()
+    tokens, same = decided(7 * host.vocab)
+    assert max(sizes) == 7 * host.vocab
+    assert torch.equal(tokens, whole)
+    assert same == chances
