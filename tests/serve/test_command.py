@@ -1,8 +1,10 @@
 """The command: it starts from folders, answers, and stops in good order; a mistake is one line."""
 
+import contextlib
 import os
 import re
 import signal
+import socket
 import subprocess
 import sys
 import urllib.request
@@ -15,6 +17,30 @@ from maskless.serve.run import Address
 
 def command(*words: str) -> list[str]:
     return [sys.executable, "-m", "maskless", "serve", *words]
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="sockets are no descriptors there")
+def test_silent_connections_beyond_the_descriptors_keep_nobody_out(models, tmp_path):
+    """They gave an error for each try to accept one more, 40 MB of them in seconds."""
+    models["pgm"].save_pretrained(tmp_path / "pgm")
+    limited = ["sh", "-c", 'ulimit -n 200; exec "$@"', "sh", *command("pgm", "--port", "0", "--device", "cpu")]
+    environment, said = os.environ | {"COLUMNS": "200", "OMP_NUM_THREADS": "1"}, tmp_path / "stderr"
+    with (
+        said.open("w") as err,
+        subprocess.Popen(limited, cwd=tmp_path, env=environment, stdout=subprocess.PIPE, stderr=err, text=True) as run,
+        contextlib.ExitStack() as silent,
+    ):
+        try:
+            url, port = re.match(r"(http://127\.0\.0\.1:(\d+)) ", run.stdout.readline()).groups()
+            for _ in range(400):
+                silent.enter_context(socket.create_connection(("127.0.0.1", int(port)), timeout=20))
+            body = urllib.request.Request(f"{url}/v1/fill", b'{"text": "a [3]"}', {"content-type": "application/json"})
+            assert urllib.request.urlopen(body, timeout=20).status == 200
+            run.send_signal(signal.SIGTERM)
+            assert run.wait(15) == 0
+        finally:
+            run.kill()
+    assert said.read_text() == ""
 
 
 def test_it_serves_folders_and_stops_when_told(models, tmp_path):

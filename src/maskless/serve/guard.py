@@ -13,6 +13,7 @@ import time
 from collections.abc import Awaitable, Callable, MutableMapping
 from typing import Any
 
+from maskless.serve.host import Limits
 from maskless.serve.metrics import Metrics
 
 Message = MutableMapping[str, Any]
@@ -58,8 +59,11 @@ def problem(message: str, status: int) -> dict[str, Any]:
 class Guard:
     """Wraps an application; `paths` are those that metrics name, others count as one."""
 
-    def __init__(self, app: App, metrics: Metrics, *, key: str | None, local: bool, body: int, paths: frozenset[str]):
-        self.app, self.metrics, self.body, self.paths = app, metrics, body, paths
+    def __init__(
+        self, app: App, metrics: Metrics, limits: Limits, *, key: str | None, local: bool, paths: frozenset[str]
+    ):
+        self.app, self.metrics, self.body, self.paths = app, metrics, limits.body, paths
+        self.running, self.most = 0, limits.connections - limits.connections // 8
         self.key = None if key is None else key.encode()
         self.local = local  # bound to this machine: only its own names may stand in Host, which stops DNS rebinding
 
@@ -81,7 +85,10 @@ class Guard:
                 message = {**message, "headers": [*message.get("headers", []), *more]}
             await send(message)
 
+        self.running += 1
         try:
+            if self.running > self.most:
+                raise RefusedError(503, f"too many requests at once: {self.most} are under way, try again in a moment")
             headers = {name.lower(): value for name, value in scope["headers"]}
             self._check(scope, headers)
             received = await self._whole(headers, receive) if scope["method"] in ("POST", "PUT", "PATCH") else receive
@@ -89,6 +96,7 @@ class Guard:
         except RefusedError as refusal:
             await _refuse(refusal, sending)
         finally:
+            self.running -= 1
             path = scope["path"] if scope["path"] in self.paths else "other"
             self.metrics.seen(path, status, time.monotonic() - begun)
 
@@ -170,6 +178,8 @@ async def _refuse(refusal: RefusedError, send: Send) -> None:
     headers = [(b"content-type", b"application/json"), (b"content-length", str(len(body)).encode())]
     if refusal.status == 401:
         headers.append((b"www-authenticate", b"Bearer"))
+    if refusal.status == 503:
+        headers.append((b"retry-after", b"1"))
     if refusal.status in (408, 413):
         headers.append((b"connection", b"close"))
     await send({"type": "http.response.start", "status": refusal.status, "headers": headers})

@@ -20,6 +20,7 @@ from maskless.serve.batcher import Batcher
 from maskless.serve.rows import Rules
 from maskless.serve.turns import Turns
 
+FILES = 256  # descriptors that connections leave free: for files, and for what is accepted before it is refused
 NAMES = {"partition": "PGM", "masked": "MDLM", "causal": "AR", "maskgit": "MaskGIT"}
 
 
@@ -41,6 +42,21 @@ class Limits:
                 raise ValueError(f"{name} {getattr(self, name)} is out of range: expected 1 or more")
         if not 0 < self.seconds < float("inf"):
             raise ValueError(f"timeout {self.seconds} is out of range: expected more than 0 seconds")
+
+    @property
+    def connections(self) -> int:
+        """How many may be open at once. Seven of eight may have a request under way; the rest is told of it."""
+        return min(8 * (self.queue + self.batch), _descriptors())
+
+
+def _descriptors() -> int:
+    """How many descriptors of this process connections may take."""
+    try:
+        import resource
+    except ImportError:  # Windows, where sockets are none
+        return 1 << 20
+    most, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    return 1 << 20 if most == resource.RLIM_INFINITY else max(1, most // 2, most - FILES)
 
 
 class Host:

@@ -74,7 +74,7 @@ def build(hosts: Sequence[Host], limits: Limits, *, key: str | None = None, addr
     _page_routes(app)
     _error_answers(app)
     paths = frozenset([*app.openapi()["paths"], "/", "/docs"])
-    return Guard(app, metrics, key=key, local=address in LOOPBACK, body=limits.body, paths=paths)
+    return Guard(app, metrics, limits, key=key, local=address in LOOPBACK, paths=paths)
 
 
 def _plain_routes(app: FastAPI, state: State) -> None:
