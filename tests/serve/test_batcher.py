@@ -96,6 +96,53 @@ def test_a_cancelled_job_frees_its_seat_within_a_step(make):
     assert not leaving.ended.is_set()
 
 
+def sitting(waiter, host):
+    return sum(seat.job is waiter.job for seat in host.batcher.seats)
+
+
+@pytest.mark.parametrize("kind", ["pgm", "ordered"])
+def test_a_short_request_has_a_seat_at_once(make, kind):
+    """Also where requests of many rows have all of them: rows stand up, go on later, and come out as they should."""
+    host = make(kind, batch=8)
+    many, one = {"text": "the [12] .", "steps": 12, "n": 4}, {"text": "a [3]", "steps": 3, "seed": 9}
+    alone = [[row.tokens.tolist() for row in Waiter(host, **many, seed=i).wait().rows] for i in range(2)]
+    gate = Gate(host)
+    long = [Waiter(host, **many, seed=i) for i in range(2)]
+    gate.let(3)
+    gate.reached(4)
+    assert [sitting(waiter, host) for waiter in long] == [4, 4]
+    short = Waiter(host, **one)
+    gate.let(4)  # the call that has begun, and three
+    gate.reached(8)
+    assert short.ended.is_set()
+    assert gate.sizes[1:7] == [8] * 6  # the calls stay full
+    assert not any(waiter.ended.is_set() for waiter in long)
+    gate.let(100)
+    for waiter, tokens in zip(long, alone, strict=True):
+        assert waiter.wait().error is None
+        assert [row.tokens.tolist() for row in waiter.rows] == tokens
+    assert len({len(waiter.steps) for waiter in long}) == 2  # a row of one of them had to wait
+
+
+def test_a_light_request_does_not_wait_for_all_heavy_rows(make):
+    """Where a row fills a call, every second call is for those that have had least, and every other for the oldest."""
+    host = make()
+    host.batcher.vocab = 1 << 30  # so that no two rows fit into a call
+    gate = Gate(host)
+    first = Waiter(host, steps=1)
+    gate.reached(1)
+    heavy = [Waiter(host, "[40]", steps=1, n=4, seed=seed) for seed in range(3)]
+    light = Waiter(host, "a [3]", steps=3)
+    gate.let(1 + 6)
+    gate.reached(8)
+    assert first.ended.is_set()
+    assert light.ended.is_set()
+    assert len(heavy[0].steps) == 3
+    gate.let(100)
+    for waiter in heavy:
+        assert waiter.wait().error is None
+
+
 def test_the_queue_is_bounded(make):
     host = make(batch=1, queue=2)
     gate = Gate(host)
@@ -217,6 +264,20 @@ def test_rows_that_begin_a_round_share_a_call_that_counts(make, kind):
     assert gate.sizes == [3] * 6  # 4 of the draft, and one of each round
     assert host.batcher.counts.steps == 6 + 2
     assert host.batcher.counts.tokens == 3 * (16 + 2 + 1)
+
+
+def test_rows_that_begin_a_round_do_not_wait_for_others(make):
+    host = make()
+    gate = Gate(host)
+    long = Waiter(host, "[40]", steps=40)
+    gate.reached(1)
+    revised = Waiter(host, "the [16] .", steps=2, revise=2)
+    gate.let(5)  # one that has begun, two of the draft, and one of each round
+    gate.reached(6)
+    assert revised.ended.is_set()
+    assert len(long.steps) == 5
+    gate.let(100)
+    assert long.wait().error is None
 
 
 def test_a_round_that_cannot_begin_is_the_fault_of_one(make):

@@ -1,7 +1,8 @@
-"""The batcher: one thread that owns a network and steps all rows that are under way; rows join and leave between steps.
+"""The batcher: one thread that owns a network and steps the rows that are under way; rows join and leave between calls.
 
-A job is a request: some rows, who wants to know, and until when. Rows are admitted in the order in which their jobs
-came. A job that is cancelled or late leaves before the next step.
+A job is a request: some rows, who wants to know, and until when. Jobs share the seats whatever the number of their rows
+(shares.py): a row may have to stand up for one of another job, and goes on later where it was. Where the rows that sit
+are too much for one call, the calls are shared in the same way. A job that is cancelled or late leaves before the next.
 """
 
 from __future__ import annotations
@@ -9,11 +10,13 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections import deque
+from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from itertools import islice, zip_longest
 
 from maskless.serve.rows import Answers, Landed, Row, Rules, advance, batches, cells_of, due, reconsider
+from maskless.serve.shares import shares
 from maskless.serve.turns import Turns
 
 log = logging.getLogger("maskless.serve")
@@ -39,8 +42,9 @@ class Job:
     on_step: Callable[[list[tuple[int, Landed]]], None] | None = None  # (number of the row, what landed)
     deadline: float = float("inf")  # of time.monotonic()
     cancelled: bool = False
-    started: int = 0  # rows that have been admitted
-    finished: int = 0
+    calls: int = 0  # of the network in which it had a part
+    targets: int = 0  # of its rows in these calls
+    finished: int = 0  # rows
 
     def cancel(self) -> None:
         """Leave before the next step; from any thread."""
@@ -80,7 +84,7 @@ class _Seat:
 
 
 class Batcher:
-    """Steps rows of one network, at most `batch` at a time; at most `queue` jobs wait for a seat."""
+    """Steps rows of one network, at most `batch` at a time; at most `queue` jobs have rows without a seat."""
 
     def __init__(
         self,
@@ -98,8 +102,9 @@ class Batcher:
         self.turns = turns or Turns()  # shared by the models of a server
         self.batch, self.queue = batch, queue
         self.counts = Counts()
-        self.pending: deque[Job] = deque()  # jobs with rows that have no seat yet
+        self.jobs: list[Job] = []  # that are not done, in the order in which they came
         self.seats: list[_Seat] = []
+        self.stepped, self.began = 0, False  # calls that were steps, and whether the last one was another
         self.changed = threading.Condition()
         self.closing = False
         self.thread = threading.Thread(target=self._work, name=f"batcher-{name}", daemon=True)
@@ -111,11 +116,12 @@ class Batcher:
             if self.closing:
                 raise BusyError("the server is stopping")
             if self._waiting >= self.queue:
-                self._tell([job for job in self.pending if job.gone and not job.started])
+                seated = self._seated
+                self._tell([job for job in self.jobs if job.gone and not seated[job]])
             if (waiting := self._waiting) >= self.queue:
                 self.counts.refused += 1
                 raise BusyError(f"the queue is full: {waiting} requests wait already, try again in a moment")
-            self.pending.append(job)
+            self.jobs.append(job)
             self.changed.notify()
 
     def stop(self) -> None:
@@ -134,42 +140,48 @@ class Batcher:
         return len(self.seats)
 
     @property
+    def pending(self) -> list[Job]:
+        """Jobs with rows that have no seat."""
+        seated = self._seated
+        return [job for job in self.jobs if job.finished + seated[job] < len(job.rows)]
+
+    @property
+    def _seated(self) -> Counter[Job]:
+        return Counter(seat.job for seat in self.seats)
+
+    @property
     def _waiting(self) -> int:
         """Jobs that will find no seat before the next step."""
         return len(self.pending) - (self.batch - len(self.seats))
 
     def _work(self) -> None:
         while self._ready():
-            rows = [seat.row for seat in self.seats]
             try:
-                self.answers.keep(rows)
-                for group in due(rows, self.vocab, self.cells):
-                    self._step(group, self._reconsider)
-                for group in batches([seat.row for seat in self.seats], self.vocab, self.cells):
-                    self._step(group, self._advance)
+                self.answers.keep([seat.row for seat in self.seats])
+                self._call()
                 if not self.seats:
                     self.answers.keep([])
             except Exception as error:  # whatever it was, nobody waits for ever
                 log.exception("the batcher failed")
                 self._fail({seat.job for seat in self.seats}, error)
         self.turns.leave(self.name)
-        for job in dict.fromkeys([*(seat.job for seat in self.seats), *self.pending]):
+        for job in self.jobs:
             job.on_end(BusyError("the server is stopping"))
-        self.seats, self.pending = [], deque()
+        self.seats, self.jobs = [], []
 
     def _ready(self) -> bool:
         """Wait for work, see who leaves and who sits down; false when there is to be no more."""
         with self.changed:
-            if not (self.seats or self.pending):
+            if not self.jobs:
                 self.turns.leave(self.name)
-            self.changed.wait_for(lambda: self.seats or self.pending or self.closing)
+            self.changed.wait_for(lambda: self.jobs or self.closing)
             self._leave()
-            self._admit()
+            self._sit()
             return not self.closing
 
     def _leave(self) -> None:
         """Free the seats of jobs that were cancelled or are late, and forget those that wait."""
-        gone = [job for job in dict.fromkeys([*(seat.job for seat in self.seats), *self.pending]) if job.gone]
+        gone = [job for job in self.jobs if job.gone]
         if gone:
             self.seats = [seat for seat in self.seats if seat.job not in gone]
             self._tell(gone)
@@ -182,15 +194,41 @@ class Batcher:
                 job.on_end(LateError())
             else:
                 self.counts.cancelled += 1
-        self.pending = deque(job for job in self.pending if job not in gone)
+        self.jobs = [job for job in self.jobs if job not in gone]
 
-    def _admit(self) -> None:
-        while self.pending and len(self.seats) < self.batch:
-            job = self.pending[0]
-            self.seats.append(_Seat(job, job.started))
-            job.started += 1
-            if job.started == len(job.rows):
-                self.pending.popleft()
+    def _sit(self) -> None:
+        """Deal out the seats. The first rows of a job that are not done have its seats, so few change theirs."""
+        wanted = [len(job.rows) - job.finished for job in self.jobs]
+        given = shares(wanted, [job.calls for job in self.jobs], self.batch)
+        seats: list[_Seat] = []
+        for job, places in zip(self.jobs, given, strict=True):
+            left = (number for number, row in enumerate(job.rows) if not row.done)
+            seats += [_Seat(job, number) for number in islice(left, places)]
+        self.seats = seats
+
+    def _call(self) -> None:
+        """One call: a step of as many rows as fit or, by turns where there are both, rows that begin a round."""
+        rows = self._order()
+        ready, begin = [row for row in rows if not row.due], due(rows, self.vocab, self.cells)
+        self.began = bool(begin) and not (ready and self.began)
+        if self.began:
+            self._step(begin[0], self._reconsider)
+        elif ready:
+            self.stepped += 1
+            self._step(batches(ready, self.vocab, self.cells)[0], self._advance)
+
+    def _order(self) -> list[Row]:
+        """The rows that sit, as they come next. By turns: one of the job that came first, and one of the job that will
+        have had least; so a short request has a part in nearly every call, however much the others ask for."""
+        of: dict[Job, list[Row]] = {}
+        for seat in sorted(self.seats, key=lambda seat: seat.row.number):
+            of.setdefault(seat.job, []).append(seat.row)
+        jobs = [job for job in self.jobs if job in of]
+        first = [row for job in jobs for row in of[job]]
+        rounds = zip_longest(*(of[job] for job in sorted(jobs, key=lambda job: job.targets + of[job][0].size)))
+        least = [row for one in rounds for row in one if row is not None]
+        orders = (first, least) if self.stepped % 2 else (least, first)  # both begin: a row may fill a call alone
+        return list(dict.fromkeys(row for both in zip(*orders, strict=True) for row in both))
 
     def _advance(self, group: list[Row]) -> list[Landed]:
         return advance(group, self.answers, self.rules)
@@ -202,9 +240,9 @@ class Batcher:
     def _step(self, group: list[Row], take: Callable[[list[Row]], list[Landed]]) -> None:
         """Take a step of these rows; it lands something in each of them, or nothing in any."""
         seats = {id(seat.row): seat for seat in self.seats}
-        group = [row for row in group if id(row) in seats]  # their job may have failed in another group
-        if not group:
-            return
+        jobs: Counter[Job] = Counter()
+        for row in group:
+            jobs[seats[id(row)].job] += row.size
         try:
             with self.turns.turn(self.name):
                 begin = time.perf_counter()
@@ -213,13 +251,15 @@ class Batcher:
         except Exception as error:
             log.exception("a step of %d rows failed", len(group))
             self.counts.failed += 1
-            jobs = dict.fromkeys(seats[id(row)].job for row in group)
             if len(jobs) == 1:
                 self._fail(set(jobs), error)
                 return
             for job in jobs:  # one by one: it may be the fault of one of them, or of all being too much at once
                 self._step([row for row in group if seats[id(row)].job is job], take)
             return
+        for job, targets in jobs.items():
+            job.calls += 1
+            job.targets += targets
         self.counts.steps += 1
         self.counts.rows += len(group)
         self.counts.tokens += sum(len(one.tokens) for one in landed)
@@ -233,11 +273,13 @@ class Batcher:
             if job.on_step is not None:
                 job.on_step(steps)
             if job.finished == len(job.rows):
+                with self.changed:
+                    self.jobs.remove(job)
                 job.on_end(None)
 
     def _fail(self, jobs: set[Job], error: Exception) -> None:
         with self.changed:
-            self.pending = deque(job for job in self.pending if job not in jobs)
+            self.jobs = [job for job in self.jobs if job not in jobs]
             self.seats = [seat for seat in self.seats if seat.job not in jobs]
         for job in jobs:
             job.on_end(error)

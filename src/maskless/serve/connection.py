@@ -29,7 +29,6 @@ PATIENCE = 10.0  # seconds in which the head of a request has to arrive
 HEAD = 1 << 16  # bytes of it
 WAITING = 1024  # connections that the system keeps until they are accepted
 ACCEPTED = 16  # of these at a time: some four times as many are open before the first of them is counted
-
 NO_HTTP = (
     b"HTTP/1.1 400 Bad Request\r\ncontent-type: application/json\r\ncontent-length: %d\r\nconnection: close\r\n\r\n"
 )

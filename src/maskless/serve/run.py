@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import signal
 import socket
 from collections.abc import Callable
@@ -51,6 +52,7 @@ def serve(hosts: list[Host], limits: Limits, address: Address, *, ready: Callabl
     except ImportError as error:
         raise ValueError(f"the live page needs the extra web: pip install 'maskless[web]' ({error})") from None
     app = build(hosts, limits, key=address.key, address=address.host)
+    gc.freeze()  # what is loaded stays: a collection that looks through it stops everybody for a third of a second
     listener = _bind(address)
     shown = f"[{address.host}]" if ":" in address.host else address.host
     ready(f"http://{shown}:{listener.getsockname()[1]}")
