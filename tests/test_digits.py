@@ -14,7 +14,7 @@ from sklearn.svm import SVC
 import maskless
 from maskless.codec.vq import PixelCodec
 from maskless.data.image_prepare import prepare_images
-from maskless.train.loop import TrainConfig
+from maskless.train.config import TrainConfig
 from maskless.train.plan import image_network_config
 from maskless.train.run import RunConfig, run
 

@@ -91,7 +91,7 @@ def test_warm_up_halves_the_sharpness_in_the_first_steps_of_each_row():
 def test_a_warm_first_step_samples_at_twice_the_temperature(p_value):
     rows, logits = 20_000, torch.tensor([2.0, 0.0, -1.0])
     unknown, keys = torch.zeros(rows, 2, dtype=torch.bool), row_keys(0, torch.arange(rows))
-    planned = plan(unknown, ~unknown, keys, steps=2, order=ORDERS["raster"], counts=COUNTS["uniform"])
+    planned = plan(unknown, ~unknown, keys, steps=2, order=ORDERS["left"], counts=COUNTS["uniform"])
     done, filter = unknown.long(), warmed(planned.came(), 1)
     list(sample(lambda p: logits.expand(len(p.targets), 3), done, planned, keys, filter=filter))
     for position, sharpness in ((0, 0.5), (1, 1.0)):

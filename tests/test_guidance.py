@@ -126,7 +126,7 @@ def test_guided_samples_have_the_law_of_the_combined_logits(p_value):
     rows, n, weight = 20_000, 2, 1.5
     labels, keys = torch.ones(rows, dtype=torch.long), row_keys(0, torch.arange(rows))
     known, tokens = torch.zeros(rows, n, dtype=torch.bool), torch.zeros(rows, n, dtype=torch.long)
-    planned = plan(known, ~known, keys, steps=2, order=ORDERS["raster"], counts=COUNTS["uniform"])
+    planned = plan(known, ~known, keys, steps=2, order=ORDERS["left"], counts=COUNTS["uniform"])
     guidance = Guidance(weight=weight, dropped=DROPPED, schedule=constant)
     list(sample(labelled, tokens, planned, keys, filter=Truncation(), labels=labels, guidance=guidance))
 

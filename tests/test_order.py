@@ -18,9 +18,9 @@ from maskless.order import (
     arccos_after_one,
     halton,
     halton_turns,
+    left,
     mdlm,
     random,
-    raster,
     uniform,
 )
 
@@ -42,14 +42,14 @@ def test_an_order_is_a_permutation_with_known_first_and_ignored_last(name, stage
 
 
 @given(stage=stages, seed=st.integers(0, 99))
-def test_raster_decides_from_left_to_right(stage, seed):
-    order = raster(stage, draws(*stage.shape, seed=seed))
+def test_left_decides_from_left_to_right(stage, seed):
+    order = left(stage, draws(*stage.shape, seed=seed))
     for s, o in zip(stage, order, strict=True):
         wanted = o[s[o] == 1]
         assert torch.equal(wanted, (s == 1).nonzero()[:, 0])
 
 
-@pytest.mark.parametrize(("name", "stage"), [("random", 0), ("random", 1), ("raster", 0)])
+@pytest.mark.parametrize(("name", "stage"), [("random", 0), ("random", 1), ("left", 0)])
 def test_every_order_of_a_shuffled_stage_is_equally_likely(name, stage, p_value):
     order = ORDERS[name](torch.full((12_000, 3), stage), draws(12_000, 3))
     observed = (order @ torch.tensor([9, 3, 1])).bincount(minlength=27)
@@ -118,7 +118,7 @@ def test_mdlm_counts_survive_the_largest_draw():
 
 def test_random_is_not_raster():
     stage = torch.ones(1, 20, dtype=torch.long)
-    assert not torch.equal(random(stage, draws(1, 20)), raster(stage, draws(1, 20)))
+    assert not torch.equal(random(stage, draws(1, 20)), left(stage, draws(1, 20)))
 
 
 def table(name: str) -> dict:
@@ -202,7 +202,7 @@ def test_the_turns_of_a_grid_are_computed_once():
     assert halton_turns(6, 5) is halton_turns(6, 5)
 
 
-@pytest.mark.parametrize(("order", "cells"), [(random, (3, 4)), (raster, (3, 4)), (halton((3, 4)), (3, 4))])
+@pytest.mark.parametrize(("order", "cells"), [(random, (3, 4)), (left, (3, 4)), (halton((3, 4)), (3, 4))])
 def test_a_lead_comes_first_and_the_rest_in_its_own_order(order, cells):
     n = cells[0] * cells[1]
     u, v = draws(2, 5, 2 + n)

@@ -16,7 +16,7 @@ from maskless.data.image_tokens import PreparedImages
 from maskless.problems import dense
 from maskless.recipes import RECIPES, Goal, recipe
 from maskless.train.codec import configure
-from maskless.train.loop import MODELS, TrainConfig
+from maskless.train.config import MODELS, TrainConfig
 from maskless.train.plan import image_network_config, network_config
 
 PAPERS = [name for name, found in RECIPES.items() if found.source.startswith("PGM, Tab. 5")]
@@ -89,7 +89,7 @@ def test_every_recipe_of_pictures_makes_a_network_and_settings(name):
     settings = TrainConfig(**found.train)
     config = image_network_config(settings.model, tokens(64, round((found.length - 1) ** 0.5), 10), **found.network)
     assert config.length == found.length
-    assert settings.model == "maskgit" or settings.objective == "pgm-arccos"
+    assert settings.model == "maskgit" or settings.task == "pgm-arccos"
 
 
 @pytest.mark.parametrize(("data", "millions"), [("cifar10", 33), ("pictures64", 61)])

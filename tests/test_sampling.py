@@ -85,7 +85,7 @@ def test_uniform_steps_grow_the_context_evenly(steps):
 
 def test_raster_decides_from_left_to_right():
     tokens, known = state()
-    _, steps = run(says_its_position, tokens, known, steps=L, order="raster")
+    _, steps = run(says_its_position, tokens, known, steps=L, order="left")
     for row in range(B):
         came = [int(p) for step in steps for r, p in zip(step.rows, step.positions, strict=True) if r == row]
         assert came == (~known[row]).nonzero()[:, 0].tolist()

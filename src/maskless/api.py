@@ -9,12 +9,13 @@ from typing import Any
 import torch
 
 from maskless import official
-from maskless.checkpoint import FILES, Model
+from maskless.checkpoint import FILES, Model, check_model
 from maskless.codec.text import codec
 from maskless.images import ImageHow, Picture, fill_image, generate_images
-from maskless.texts import How, OnStep, Sampled, Text, check_model, fill_text, generate_texts, log_likelihood
+from maskless.scores import log_likelihood
+from maskless.texts import How, OnStep, Sampled, Text, fill_text, generate_texts
 
-OF_TEXT = ("prompt", "length", "first", "numbers", "refresh", "revise")
+OF_TEXT = ("prompt", "length", "first", "numbers", "strands", "refresh", "revise")
 OF_PICTURES = ("labels", "label", "guidance", "schedule", "noise", "warmup")
 
 __all__ = ["How", "ImageHow", "Picture", "Sampled", "Text", "fill", "generate", "load", "log_likelihood"]

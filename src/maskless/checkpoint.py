@@ -20,6 +20,7 @@ from maskless import shipped
 from maskless.codec.text import TextCodec
 from maskless.codec.vq import ImageCodec, read_codec
 from maskless.files import write_aside
+from maskless.mixture import Mixture
 from maskless.nn.causal import CausalConfig, CausalTransformer
 from maskless.nn.masked import MaskedConfig, MaskedTransformer
 from maskless.nn.maskgit import MaskGIT, MaskGITConfig
@@ -42,7 +43,8 @@ class Model(nn.Module):
     """A network with what is needed to use it: its tokenizer or codec, and how its sequences are laid out.
 
     layout: "packed" rows start anywhere, "wrapped" and "padded" ones with BOS, "image" ones are a BOS and a grid.
-    classes: the names of the labels of a model of images.
+    classes: the names of the labels of a model of images. mixture: the orders that a chain was trained on; None: it was
+    trained on something else.
     """
 
     def __init__(
@@ -51,12 +53,14 @@ class Model(nn.Module):
         codec: TextCodec | ImageCodec | None = None,
         layout: str = "packed",
         classes: Sequence[str] = (),
+        mixture: Mixture | None = None,
     ):
         super().__init__()
         self.network = network
         self.codec = codec
         self.layout = layout
         self.classes = tuple(classes)
+        self.mixture = mixture
 
     @property
     def config(self) -> Any:
@@ -69,6 +73,21 @@ class Model(nn.Module):
     @property
     def device(self) -> torch.device:
         return next(self.parameters()).device
+
+    @property
+    def text_codec(self) -> TextCodec:
+        """The tokenizer; a ValueError where there is none."""
+        if self.codec is None:
+            raise ValueError("this model brings no tokenizer: name one with tokenizer= (gpt2, bert, bytes, or a file)")
+        if not isinstance(self.codec, TextCodec):
+            raise ValueError("this is a model of pictures: expected one of text")
+        return self.codec
+
+    @property
+    def lead(self) -> list[int]:
+        """What every text of this model begins with."""
+        bos = None if self.codec is None else self.text_codec.bos
+        return [] if self.layout == "packed" or bos is None else [bos]
 
     def forward(self, *args: Any, **kwargs: Any) -> Tensor:
         return self.network(*args, **kwargs)
@@ -122,6 +141,8 @@ class Model(nn.Module):
         config = {"kind": self.kind, "network": dataclasses.asdict(self.config), "layout": self.layout}
         if self.classes:
             config["classes"] = list(self.classes)
+        if self.mixture is not None:
+            config["orders"] = str(self.mixture)
         write_aside(folder / "config.json", lambda path: path.write_text(json.dumps(config, indent=2) + "\n"))
 
     @classmethod
@@ -133,13 +154,13 @@ class Model(nn.Module):
         folder = Path(name)
         if not (folder / "config.json").is_file():
             folder = shipped.find(str(name)) or (folder if folder.is_dir() else _download(str(name)))
-        network, layout, classes = _read_network(folder)
+        network, layout, classes, mixture = _read_network(folder)
         codec: TextCodec | ImageCodec | None = None
         if (folder / "tokenizer.json").exists():
             codec = TextCodec.load(folder)
         elif (folder / "codec").is_dir():
             codec = read_codec(folder / "codec")
-        model = cls(network, codec, layout, classes).eval()
+        model = cls(network, codec, layout, classes, mixture).eval()
         if isinstance(codec, TextCodec) and codec.vocab > model.config.vocab:
             raise ValueError(f"{folder}: the tokenizer has {codec.vocab} ids, the network only {model.config.vocab}")
         return model
@@ -173,10 +194,28 @@ def check_ids(name: str, values: Tensor, limit: int) -> None:
         raise ValueError(f"a {name} is {int(wrong[0])}: expected 0 to {limit - 1}")
 
 
-def _read_network(folder: Path) -> tuple[nn.Module, str, list[str]]:
+def check_model(model: object) -> None:
+    """Raise a ValueError about what is not a model, such as the name of one."""
+    if not hasattr(model, "network"):  # what torch.compile makes of a model is none by its type
+        given = repr(str(model)) if isinstance(model, str | Path) else f"a {type(model).__name__}"
+        raise ValueError(f"model is {given}: expected what maskless.load gives")
+
+
+def check_rows(model: Model, tokens: Tensor, known: Tensor, *, only_known: bool = False) -> None:
+    if tokens.ndim != 2 or known.shape != tokens.shape:
+        raise ValueError(f"tokens {tuple(tokens.shape)}, known {tuple(known.shape)}: expected (B, L) for both")
+    if tokens.shape[1] > model.config.length:
+        raise ValueError(f"rows of {tokens.shape[1]} tokens exceed the model's context of {model.config.length}")
+    if tokens.is_floating_point():
+        raise ValueError(f"tokens of {tokens.dtype}: expected ids, which are whole numbers")
+    check_ids("token", tokens[known if only_known else ...], model.config.vocab)
+
+
+def _read_network(folder: Path) -> tuple[nn.Module, str, list[str], Mixture | None]:
     try:
         config = json.loads((folder / "config.json").read_text())
         kind, layout, classes = config["kind"], config["layout"], config.get("classes", [])
+        mixture = Mixture.parse(config["orders"], image=layout == "image") if "orders" in config else None
         make_config, make_network = NETWORKS[kind]
         sizes = make_config(**config["network"])
         if layout not in LAYOUTS or not (isinstance(classes, list) and all(isinstance(name, str) for name in classes)):
@@ -185,7 +224,8 @@ def _read_network(folder: Path) -> tuple[nn.Module, str, list[str]]:
         raise ValueError(f"{folder} is not a model folder: it has no config.json") from None
     except (ValueError, KeyError, TypeError, RecursionError) as error:
         raise ValueError(f"{folder / 'config.json'} is not a maskless config: {error!r}") from None
-    return read_network(folder / "model.safetensors", make_network, sizes, kind="model"), layout, classes
+    network = read_network(folder / "model.safetensors", make_network, sizes, kind="model")
+    return network, layout, classes, mixture
 
 
 def _download(name: str) -> Path:

@@ -39,7 +39,7 @@ from maskless.sampling import (
 )
 from maskless.sampling import plan as make_plan
 
-IMAGE_ORDERS = ("halton", "confidence", *ORDERS)
+IMAGE_ORDERS = ("halton", "confidence", "random", "raster")
 OnStep = Callable[[Step], None]
 
 
@@ -202,7 +202,7 @@ def _draw(
     rows = torch.cat([torch.full((len(tokens), 1), bos), tokens.flatten(1)], 1)
     given = torch.cat([torch.ones(len(rows), 1, dtype=torch.bool), known.flatten(1)], 1)
     steps = min(32, int((~given).sum(1).max())) if how.steps is None else how.steps
-    inner: Order = halton((h, w)) if how.order == "halton" else ORDERS.get(how.order, ORDERS["random"])
+    inner: Order = {"halton": halton((h, w)), "raster": ORDERS["left"]}.get(how.order, ORDERS["random"])
     plan = make_plan(given, ~given, keys, steps=steps, order=after_lead(inner, 1), counts=COUNTS[how.counts])
     _decide(model, rows, plan, keys, ids, how, on_step)
     cells = rows[:, 1:].unflatten(1, (h, w))

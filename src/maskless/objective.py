@@ -2,7 +2,8 @@
 
 A task is built on the CPU from tokens and uniform draws, so it is the same on every device, and a process can build
 its own rows of a global batch. What differs between PGM, MDLM and MDLM with complementary masks is only the task and
-the network: complementary MDLM is the masked network on PGM's task.
+the network: complementary MDLM is the masked network on PGM's task. A chain is ours: it goes on from two groups to as
+many as there are tokens, and its likelihood along an order is exact.
 
 Shapes: B sequences, L length, U targets, V vocabulary.
 """
@@ -18,11 +19,13 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from maskless.logits import uniforms
+from maskless.logits import row_keys, uniforms
 from maskless.nn import Network
 from maskless.nn.causal import CausalTransformer
 from maskless.nn.loss import answer_costs
+from maskless.nn.partition import chains
 from maskless.problems import Offsets, Problems, partition, split
+from maskless.problems import chain as chained
 from maskless.schedule import bounded, released, stratified
 
 SHIFT, SPLIT = range(2)  # purposes of random numbers
@@ -97,6 +100,21 @@ def causal(tokens: Tensor, t: Tensor, u: Tensor, valid: Tensor) -> Task:
         target_offsets=Offsets.regular(B, L),
     )
     return Task(problems, tokens.flatten(), valid.flatten().float())
+
+
+def chain(draw: Callable[[Tensor, Tensor], Tensor], *, given: int = 0) -> Objective:
+    """What builds tasks where each token is predicted from those before it in the order of its row, with weight 1.
+
+    draw: t (B,) and u (B, L) -> orders (B, L), as `Mixture.draw`. given: so many first positions of every order (the
+    BOS of an image) are never predicted.
+    """
+
+    def build(tokens: Tensor, t: Tensor, u: Tensor, valid: Tensor) -> Task:
+        B, L = tokens.shape
+        problems, index = chained(tokens, draw(t, u), torch.full((B,), given), torch.full((B,), L))
+        return Task(problems, tokens.flatten()[index], valid.flatten()[index].float())
+
+    return build
 
 
 def pgm_arccos(tokens: Tensor, t: Tensor, u: Tensor, valid: Tensor) -> Task:
@@ -180,7 +198,8 @@ def bound(
 
     The bound is the sum over n of the mean cost of the hidden tokens when n of the m unknown ones are shown. Each of
     the `samples` shows a random n (stratified over 0 to m-1) and lets both groups predict each other, which counts n
-    and m-n at once; a model that gives every token the same cost has no variance at all. A causal network is exact.
+    and m-n at once; a model that gives every token the same cost has no variance at all. A causal network is exact. One
+    that answers chains has all n at once: the bound is then the mean of -log p along `samples` random orders.
     counted (B, L): which tokens' costs count (all but padding, say). labels (B,): of a network with classes.
     keys (B,), from `row_keys`, take the seed's place: a row's splits then depend on its own key and no other row.
     """
@@ -190,6 +209,9 @@ def bound(
         if not bool((known == (torch.arange(known.shape[1]) < known.sum(1, keepdim=True))).all()):
             raise ValueError("a causal model scores tokens after a prompt, not a gap that has known tokens after it")
         return _causal_cost(network, tokens, counted)
+    if chains(network):
+        every = orders_of(network, tokens, known, counted=counted, labels=labels, orders=samples, seed=seed, keys=keys)
+        return every.mean(0)
     generator = torch.Generator().manual_seed(seed)
     given, m = known.sum(1), (~known).sum(1)
     total = torch.zeros(len(tokens), dtype=torch.float64)
@@ -210,6 +232,59 @@ def bound(
             mean = torch.zeros_like(total).index_add(0, problems.target_offsets.owner, cost) / targets.clamp_min(1)
             total += m * mean / torch.where(n == 0, 1, 2)
     return total / samples
+
+
+def orders_of(
+    network: Network,
+    tokens: Tensor,
+    known: Tensor,
+    *,
+    counted: Tensor,
+    labels: Tensor | None = None,
+    orders: int,
+    seed: int = 0,
+    keys: Tensor | None = None,
+) -> Tensor:
+    """-log p(unknown tokens | known tokens) along some random orders, in nats.  (B, L) -> (orders, B) float64"""
+    keys = row_keys(seed, torch.arange(len(tokens))) if keys is None else keys
+    columns, found = torch.arange(tokens.shape[1]), []
+    for number in range(orders):
+        u = uniforms(keys[:, None], number * len(columns) + columns, SPLIT)
+        order = (u + (~known).double()).argsort(1)
+        cost = along(network, tokens, order, known.sum(1), labels=labels)
+        found.append((cost * counted).sum(1))
+    return torch.stack(found)
+
+
+@torch.no_grad()
+def along(
+    network: Network,
+    tokens: Tensor,
+    order: Tensor,
+    given: Tensor,
+    *,
+    labels: Tensor | None = None,
+    seen: Tensor | None = None,
+) -> Tensor:
+    """The cost of each token along an order, exactly: -log p given all before it, 0 for given ones.  -> (B, L) float64
+
+    tokens (B, L), order (B, L), given (B,): how many first positions of an order are known. seen (B, L): how many
+    positions of its order each place of it sees, where a sampler decides several at once. A network that answers chains
+    needs one pass, another one a call for each place.
+    """
+    total, ends = torch.zeros(tokens.numel(), dtype=torch.float64), torch.full_like(given, tokens.shape[1])
+    if chains(network):
+        problems, index = chained(tokens, order, given, ends, seen)
+        total[index] = answer_costs(network, problems.labelled(labels), tokens.flatten()[index])
+        return total.view(tokens.shape)
+    for place in range(int(given.min()), tokens.shape[1]):
+        rows = (given <= place).nonzero()[:, 0]
+        starts = torch.full_like(rows, place) if seen is None else seen[rows, place]
+        problems, _ = split(tokens[rows], order[rows], starts, starts + 1)
+        problems = replace(problems, targets=order[rows, place], labels=None if labels is None else labels[rows])
+        index = rows * tokens.shape[1] + order[rows, place]
+        total[index] = answer_costs(network, problems, tokens.flatten()[index])
+    return total.view(tokens.shape)
 
 
 @torch.no_grad()

@@ -1,7 +1,7 @@
 """Orders and counts: in which order unknown positions are decided, and how many in each step.
 
 Both are fixed before the first network call. A row's plan depends only on its own randomness, so that a sample does
-not change with the batch it is in.
+not change with the batch it is in. Mixtures of such orders, to train on, are in mixture.py.
 
 Shapes: B rows, L length, K steps; a grid has H rows and W columns of cells.
 """
@@ -24,8 +24,11 @@ def random(stage: Tensor, u: Tensor) -> Tensor:
     return (stage + u).argsort(1)
 
 
-def raster(stage: Tensor, u: Tensor) -> Tensor:
-    """Known positions (shuffled), then those to decide from left to right.  (B, L), (B, L) -> (B, L)"""
+def left(stage: Tensor, u: Tensor) -> Tensor:
+    """Known positions (shuffled), then those to decide from left to right.  (B, L), (B, L) -> (B, L)
+
+    On a grid this is raster order.
+    """
     L = stage.shape[1]
     left_to_right = stage * L + torch.arange(L, device=stage.device)
     return torch.where(stage == 0, u, left_to_right.to(u.dtype)).argsort(1)
@@ -52,6 +55,69 @@ def halton(grid: tuple[int, int], *, roll: bool = False) -> Order:
         return torch.where(stage == 0, u, (stage * n + turns).to(u.dtype)).argsort(1)
 
     return order
+
+
+def strand_steps(wanted: Tensor, longest: Tensor | int) -> Tensor:
+    """When strands reach each wanted position: its place in its strand, 0 elsewhere.  (B, L) -> (B, L)
+
+    A run of wanted positions is a strand, or several one after the other if it is longer than `longest` (B, 1).
+    """
+    places = torch.arange(wanted.shape[1], device=wanted.device)
+    begins = wanted & ~torch.cat([torch.zeros_like(wanted[:, :1]), wanted[:, :-1]], 1)
+    begun = torch.where(begins, places, 0).cummax(1).values
+    return torch.where(wanted, (places - begun) % longest, 0)
+
+
+def strands(longest: Tensor | int) -> Order:
+    """Known positions (shuffled), then strands in step: the first position of every strand, then the second, ...
+
+    The positions to decide are cut into strands of at most `longest` (B, 1) each, at known ones and elsewhere, and each
+    strand goes from left to right. One strand is left to right; many are many positions in each step.
+    """
+
+    def order(stage: Tensor, u: Tensor) -> Tensor:
+        """(B, L), (B, L) -> (B, L)"""
+        L = stage.shape[1]
+        late = (stage * L + strand_steps(stage == 1, longest)) * L + torch.arange(L, device=stage.device)
+        return torch.where(stage == 0, u, late.to(u.dtype)).argsort(1)
+
+    return order
+
+
+def regions(grid: tuple[int, int], parts: int) -> Order:
+    """Known cells (shuffled), then parts x parts regions of a grid in step, each row by row: strands in the plane."""
+    H, W = grid
+    if not 1 <= parts <= min(H, W):
+        raise ValueError(f"regions {parts} of a grid of {H} x {W} is out of range: expected 1 to {min(H, W)}")
+    turn = region_turns(H, W, parts)
+
+    def order(stage: Tensor, u: Tensor) -> Tensor:
+        """(B, H*W), (B, H*W) -> (B, H*W)"""
+        turns = stage * (H * W) + turn.to(stage.device)
+        return torch.where(stage == 0, u, turns.to(u.dtype)).argsort(1)
+
+    return order
+
+
+@lru_cache(maxsize=32)
+def region_turns(H: int, W: int, parts: int) -> Tensor:
+    """When each cell comes: the first cells of all regions, then the second ones, ...  -> (H * W,)"""
+    high, wide = math.ceil(H / parts), math.ceil(W / parts)
+    row, column = torch.arange(H)[:, None], torch.arange(W)
+    step = (row % high) * wide + column % wide  # the place of a cell in its region
+    region = row // high * parts + column // wide
+    return (step * parts**2 + region).flatten().argsort().argsort()
+
+
+def in_place(order: Order) -> Order:
+    """The same order, with the known positions as they stand instead of shuffled: what chains are trained on."""
+
+    def placed(stage: Tensor, u: Tensor) -> Tensor:
+        """(B, L), (B, L) -> (B, L)"""
+        places = torch.arange(stage.shape[1], device=u.device, dtype=u.dtype) / stage.shape[1]
+        return order(stage, torch.where(stage == 0, places, u))
+
+    return placed
 
 
 def after_lead(order: Order, lead: int) -> Order:
@@ -141,5 +207,5 @@ def _arccos(unknown: Tensor, step: Tensor, steps: Tensor) -> Tensor:
 
 Order = Callable[[Tensor, Tensor], Tensor]
 Counts = Callable[[Tensor, Tensor, Tensor], Tensor]
-ORDERS: dict[str, Order] = {"random": random, "raster": raster}
+ORDERS: dict[str, Order] = {"random": random, "left": left}
 COUNTS: dict[str, Counts] = {"uniform": uniform, "mdlm": mdlm, "arccos": arccos, "arccos-after-one": arccos_after_one}

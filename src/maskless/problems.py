@@ -2,7 +2,8 @@
 
 Sampling one step of B sequences is B problems; training on B partitioned sequences is 2B problems, because each group
 of a partition predicts the other. Problems are packed end to end, so a network never sees a group, a mask or a flag,
-and nothing can leak between groups: they are in different problems.
+and nothing can leak between groups: they are in different problems. A chain is one problem for a whole sequence: its
+context is the sequence in some order, and each target sees only what came before it.
 
 Shapes: B sequences, L length, S problems, T context tokens in all, U targets in all, K steps.
 """
@@ -117,6 +118,21 @@ class Offsets:
 
 
 @dataclass(frozen=True)
+class Seen:
+    """How much of its problem's context each target sees: the first so many tokens, never fewer than the target before.
+
+    `chain` says, as plain Python for the same reason, that it is a staircase: each target sees one token more than the
+    target before it, and the last one all of the context.
+    """
+
+    counts: Tensor  # (U,) int32
+    chain: bool = False
+
+    def map(self, change: Callable[[Tensor], Tensor]) -> Seen:
+        return replace(self, counts=change(self.counts))
+
+
+@dataclass(frozen=True)
 class Problems:
     """S prediction problems, packed. The order of a problem's context is the order in which its tokens became known."""
 
@@ -126,6 +142,7 @@ class Problems:
     targets: Tensor  # (U,) positions to predict
     target_offsets: Offsets  # of the S target lists
     labels: Tensor | None = None  # (S,) class labels
+    seen: Seen | None = None  # how much of its context each target sees; None: all of it
 
     def __len__(self) -> int:
         return len(self.offsets)
@@ -148,6 +165,7 @@ class Problems:
             targets=self.targets.repeat(2),
             target_offsets=self.target_offsets.twice(),
             labels=torch.cat([self.labels, torch.full_like(self.labels, dropped)]),
+            seen=None if self.seen is None else self.seen.map(lambda counts: counts.repeat(2)),
         )
 
     def map(self, change: Callable[[Tensor], Tensor]) -> Problems:
@@ -159,7 +177,13 @@ class Problems:
             targets=change(self.targets),
             target_offsets=self.target_offsets.map(change),
             labels=None if self.labels is None else change(self.labels),
+            seen=None if self.seen is None else self.seen.map(change),
         )
+
+    def check_whole(self, network: str) -> None:
+        """Raise a ValueError about a chain: this network cannot hide a part of the context from a target."""
+        if self.seen is not None:
+            raise ValueError(f"{network} shows every target its whole context: expected no chain")
 
     def to(self, device: torch.device | str) -> Problems:
         """The same problems on another device."""
@@ -214,6 +238,31 @@ def split(tokens: Tensor, order: Tensor, starts: Tensor, ends: Tensor) -> tuple[
         target_offsets=target_offsets,
     )
     return problems, target_offsets.owner * L + targets
+
+
+def chain(
+    tokens: Tensor, order: Tensor, starts: Tensor, ends: Tensor, seen: Tensor | None = None
+) -> tuple[Problems, Tensor]:
+    """B problems: row b knows the first `starts[b]` positions of its order and predicts each of the next, up to
+    `ends[b]`, from all that come before it: the conditionals of a whole order in one pass.
+
+    seen (B, N): how many positions of its order each place of it sees, if fewer than all before it; it must not fall
+    along a row. So the tokens that one step of a sampler decides together see only the steps before.
+
+    tokens (B, L), order (B, N), starts (B,), ends (B,) -> Problems, (U,) flat indices
+    """
+    targets, index = split(tokens, order, starts, ends)
+    owner, within = targets.target_offsets.owner, targets.target_offsets.within
+    place = starts[owner] + within
+    context, _ = split(tokens, order, (ends - 1).clamp_min(0), ends)
+    counts = place if seen is None else seen[owner, place]
+    problems = replace(
+        context,
+        targets=targets.targets,
+        target_offsets=targets.target_offsets,
+        seen=Seen(counts.int(), chain=seen is None),
+    )
+    return problems, index
 
 
 def dense(

@@ -131,7 +131,7 @@ def _reviews() -> list[Recipe]:
             prepare=REVIEWS,
             length=256,
             network={"width": 512, "layers": 12, **network},
-            train={"model": model, **SHORT, **training},
+            train={"model": model, **({"objective": "partition"} if model == "pgm" else {}), **SHORT, **training},
             goals=(Goal("perplexity", perplexity),),
             source="docs/results.md, one seed",
             hardware="one H200, 2 to 3 minutes",

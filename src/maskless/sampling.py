@@ -19,7 +19,7 @@ from torch import Tensor
 from maskless import logits as lg
 from maskless.nn import Network, device_of
 from maskless.nn.threads import threads_for_draws, threads_for_pass
-from maskless.order import Counts, Order
+from maskless.order import Counts, Order, strand_steps, strands
 from maskless.problems import Problems, split
 
 ORDER, COUNT, DRAW, NOISE = range(4)  # purposes of random numbers
@@ -121,6 +121,12 @@ class Plan:
         first = first - (first == last).int()
         return ((torch.arange(self.steps) - first) / (last - first).clamp_min(1).double()).clamp(0, 1)
 
+    def seen(self) -> Tensor:
+        """How many positions each place of a row's order is decided from: those of the steps before it.  -> (B, L)"""
+        place = torch.arange(self.order.shape[1]).expand_as(self.order).contiguous()
+        step = (torch.searchsorted(self.ends, place, right=True) - 1).clamp_max(self.steps - 1)
+        return torch.where(step < 0, place, self.ends.gather(1, step.clamp_min(0)))
+
     def came(self) -> Tensor:
         """The step that decides each position, -1 where none does.  -> (B, L)"""
         place = torch.arange(self.order.shape[1]).expand_as(self.order).contiguous()
@@ -146,6 +152,22 @@ def plan(known: Tensor, wanted: Tensor, keys: Tensor, *, steps: int, order: Orde
     each = counts(m, m.clamp(1, steps), lg.uniforms(keys[:, None], columns, COUNT))  # (B, K)
     ends = torch.cat([known.sum(1, keepdim=True), each], 1).cumsum(1)
     return Plan(order(stage, lg.uniforms(keys[:, None], columns, ORDER)), ends)
+
+
+def plan_strands(
+    known: Tensor, wanted: Tensor, keys: Tensor, *, longest: Tensor, shape: Callable[[Order], Order]
+) -> Plan:
+    """Decide the wanted positions in strands of at most `longest` (B, 1) each, all strands in step.  -> Plan
+
+    shape: what is made of the order, such as `in_place`.
+    """
+    steps = strand_steps(wanted, longest)
+    check_steps(1, int(wanted.sum(1).max()))
+    each = torch.zeros(len(wanted), int(steps.max()) + 1, dtype=torch.long).scatter_add(1, steps, wanted.long())
+    ends = torch.cat([known.sum(1, keepdim=True), each], 1).cumsum(1)
+    stage = torch.where(known, 0, torch.where(wanted, 1, 2))
+    u = lg.uniforms(keys[:, None], torch.arange(known.shape[1]), ORDER)
+    return Plan(shape(strands(longest))(stage, u), ends)
 
 
 def plan_causal(known: Tensor, wanted: Tensor) -> Plan:

@@ -2,28 +2,38 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from pathlib import Path
 from typing import Any, overload
 
 import torch
 from torch import Tensor
 
-from maskless.checkpoint import Model, check_ids
+from maskless.checkpoint import Model, check_rows
 from maskless.codec.text import TextCodec, parse_gaps, starts_with_space
 from maskless.engine import Engine, engine_of, serves
 from maskless.logits import row_keys, seed_of
 from maskless.nn.calls import evaluating
 from maskless.nn.causal import CausalTransformer
-from maskless.objective import bound
-from maskless.order import COUNTS, ORDERS
+from maskless.order import COUNTS, ORDERS, Order, in_place
 from maskless.revision import cooled, erased, steps_of
-from maskless.sampling import Filter, Plan, Step, Truncation, numbered_from, plan_causal, sample
+from maskless.sampling import (
+    Filter,
+    Plan,
+    Step,
+    Truncation,
+    check_steps,
+    numbered_from,
+    plan_causal,
+    plan_strands,
+    sample,
+)
 from maskless.sampling import plan as make_plan
 
 OnStep = Callable[[Step], None]
+TEXT_ORDERS = (*ORDERS, "strands")
 
 
 class Text(str):
@@ -51,21 +61,32 @@ class Sampled:
 class How:
     """How to sample; `generate` and `fill` take these as keywords."""
 
-    steps: int | None = None  # 1 to the number of unknown tokens; by default 32, or fewer for short gaps
+    steps: int | None = None  # 1 to the number of unknown tokens; by default all of them in a chain model, else 32
     seed: int = 0  # the same one gives the same samples; None: others each time
     temperature: float = 1.0  # 0: always the most likely token
     top_k: int | None = None
     top_p: float | None = None
-    order: str = "random"
+    order: str | None = None  # random, left or strands; by default what the model was trained on
+    strands: int | None = None  # parts that are written in step: about as many tokens are decided in each step
     counts: str = "uniform"
     refresh: int = 1  # full context: encode all that is known in every r-th step only (faster, no longer exact)
     revise: int = 0  # rounds in which the least likely tokens are decided again (better texts, no longer exact)
 
     def __post_init__(self) -> None:
         Truncation(temperature=self.temperature, top_k=self.top_k, top_p=self.top_p)
-        for what, name, table in (("order", self.order, ORDERS), ("counts", self.counts, COUNTS)):
-            if name not in table:
+        if self.order == "raster":
+            warnings.warn("the order raster is called left now", FutureWarning, stacklevel=4)
+            object.__setattr__(self, "order", "left")
+        for what, name, table in (("order", self.order, TEXT_ORDERS), ("counts", self.counts, COUNTS)):
+            if name is not None and name not in table:
                 raise ValueError(f"unknown {what} {name!r}: expected one of {', '.join(table)}")
+        if self.strands is not None:
+            if self.strands < 1:
+                raise ValueError(f"strands {self.strands} is out of range: expected 1 or more")
+            if self.order not in (None, "strands") or self.steps is not None or self.counts != "uniform":
+                raise ValueError(
+                    f"strands {self.strands} settle order, steps and counts: expected none of them beside it"
+                )
         if self.refresh < 1:
             raise ValueError(f"refresh {self.refresh} is out of range: expected 1 or more")
         if self.revise < 0:
@@ -88,13 +109,13 @@ def generate_texts(
 
     Sample i of a seed is the same whatever n is; `first` starts at another sample, so that processes can share a seed.
     At most `batch` samples are computed at once, which bounds the memory and changes nothing else.
-    The other keywords are those of `How`: steps, seed, temperature, top_k, top_p, order, counts, refresh,
+    The other keywords are those of `How`: steps, seed, temperature, top_k, top_p, order, strands, counts, refresh,
     revise.
     """
-    settings, text = How(**how), _codec(model)
+    settings, text = How(**how), model.text_codec
     context = model.config.length
     length = context if length is None else length
-    given = _lead(model) + text.encode(prompt)
+    given = model.lead + text.encode(prompt)
     if not len(given) < context:
         raise ValueError(f"the prompt is {len(given)} tokens long: expected less than the model's context of {context}")
     if not len(given) < length <= context:
@@ -146,10 +167,10 @@ def fill_text(
         raise ValueError("known= goes with token ids, as numbers= does; a text marks its gaps itself: 'The [8] sat.'")
     given = [text] if isinstance(text, str) or not isinstance(text, Iterable) else text
     context = model.config.length
-    templates = [parse_gaps(_codec(model), one, context) for one in given]
+    templates = [parse_gaps(model.text_codec, one, context) for one in given]
     if not templates:
         return []
-    lead = _lead(model)
+    lead = model.lead
     lengths = torch.tensor([len(lead) + len(template.tokens) for template in templates])
     L = int(lengths.max())
     if L > context:
@@ -162,45 +183,9 @@ def fill_text(
         spaced[row, [len(lead) + i for i in template.spaced]] = True
     known = ~asked & (torch.arange(L) < lengths[:, None])
     keys = row_keys(settings.seed, torch.zeros(len(templates), dtype=torch.long))
-    only = _after_space(_codec(model), spaced, model) if spaced.any() else None
-    filled = _texts(_codec(model), _sample(model, tokens, known, asked, keys, settings, on_step, only), lengths)
+    only = _after_space(model.text_codec, spaced, model) if spaced.any() else None
+    filled = _texts(model.text_codec, _sample(model, tokens, known, asked, keys, settings, on_step, only), lengths)
     return filled[0] if isinstance(text, str) else filled
-
-
-def log_likelihood(
-    model: Model, tokens: Tensor | str, known: Tensor | None = None, *, samples: int = 32, seed: int | None = 0
-) -> Tensor:
-    """A lower bound on log p(unknown tokens | known tokens) of each sequence, in nats.  (B, L) -> (B,) float64
-
-    known (B, L) bool: tokens that are given, not scored. Exact for a causal model; otherwise an unbiased estimate of
-    the variational bound from `samples` splits, which the seed decides (None: others each time).
-    """
-    check_model(model)
-    if isinstance(tokens, str):
-        if known is not None:
-            raise ValueError("known= goes with token ids: expected none with a text")
-        lead, own = _lead(model), _codec(model).encode(tokens)
-        tokens = torch.tensor([lead + own], dtype=torch.long)
-        known = (torch.arange(tokens.shape[1]) < len(lead))[None]
-    if not isinstance(tokens, Tensor):
-        raise ValueError(f"tokens is a {type(tokens).__name__}: expected one text, or a tensor of token ids (B, L)")
-    single = tokens.ndim == 1
-    known = torch.zeros_like(tokens, dtype=torch.bool) if known is None else torch.as_tensor(known).bool()
-    tokens, known = (x.cpu()[None] if single else x.cpu() for x in (tokens, known))
-    _check_rows(model, tokens, known)
-    if samples < 1:
-        raise ValueError(f"samples {samples} is out of range: expected 1 or more")
-    seed = seed_of(seed)
-    with evaluating(model.network):
-        score = -bound(model.network, tokens, known, samples=samples, seed=seed)
-    return score[0] if single else score
-
-
-def check_model(model: object) -> None:
-    """Raise a ValueError about what is not a model, such as the name of one."""
-    if not hasattr(model, "network"):  # what torch.compile makes of a model is none by its type
-        given = repr(str(model)) if isinstance(model, str | Path) else f"a {type(model).__name__}"
-        raise ValueError(f"model is {given}: expected what maskless.load gives")
 
 
 def _fill_tokens(
@@ -211,22 +196,12 @@ def _fill_tokens(
     if not len(tokens):
         raise ValueError(f"token ids to fill are {tuple(tokens.shape)}: expected 1 row or more")
     tokens, known = tokens.cpu().clone(), known.cpu().bool()
-    _check_rows(model, tokens, known, only_known=True)
+    check_rows(model, tokens, known, only_known=True)
     numbers = torch.arange(len(tokens)) if numbers is None else numbers.cpu()
     if numbers.shape != (len(tokens),):
         raise ValueError(f"numbers {tuple(numbers.shape)} of {len(tokens)} rows: expected one for each")
     keys = row_keys(settings.seed, numbers)
     return _sample(model, tokens, known, ~known, keys, settings, on_step)
-
-
-def _check_rows(model: Model, tokens: Tensor, known: Tensor, *, only_known: bool = False) -> None:
-    if tokens.ndim != 2 or known.shape != tokens.shape:
-        raise ValueError(f"tokens {tuple(tokens.shape)}, known {tuple(known.shape)}: expected (B, L) for both")
-    if tokens.shape[1] > model.config.length:
-        raise ValueError(f"rows of {tokens.shape[1]} tokens exceed the model's context of {model.config.length}")
-    if tokens.is_floating_point():
-        raise ValueError(f"tokens of {tokens.dtype}: expected ids, which are whole numbers")
-    check_ids("token", tokens[known if only_known else ...], model.config.vocab)
 
 
 def _sample(
@@ -245,17 +220,7 @@ def _sample(
         truncation = Truncation(temperature=temperature, top_k=how.top_k, top_p=how.top_p)
         return truncation if before is None else _Both(before, truncation)
 
-    unknown = int(wanted.sum(1).max())
-    steps = min(32, unknown) if how.steps is None else how.steps
-    order, counts = ORDERS[how.order], COUNTS[how.counts]
-    if isinstance(model.network, CausalTransformer):
-        if how.steps not in (None, unknown):
-            raise ValueError(f"a causal model takes one step per token ({unknown} here) from left to right")
-        if how.revise:
-            raise ValueError(f"revise {how.revise} with a causal model, which cannot go back: expected 0")
-        plan = plan_causal(known, wanted)
-    else:
-        plan = make_plan(known, wanted, keys, steps=steps, order=order, counts=counts)
+    plan = plan_of(model, known, wanted, keys, how)
     engine = engine_of(model.network) if serves(model.network) else None  # for all rounds: it looks at all weights
     _follow(model, engine, tokens, plan, keys, filter(how.temperature), how.refresh, on_step)
     came, decided, done = plan.came(), plan.decided(), plan.steps
@@ -263,7 +228,8 @@ def _sample(
         own = row_keys(number + 1, keys)
         with evaluating(model.network):
             again = erased(model.network, tokens, known, wanted, own, number=number, rounds=how.revise)
-        plan = make_plan(known | (wanted & ~again), again, own, steps=steps, order=order, counts=counts)
+        order = shaped(model, ORDERS["left" if how.order == "left" else "random"])
+        plan = make_plan(known | (wanted & ~again), again, own, steps=steps, order=order, counts=COUNTS[how.counts])
         watch = None if on_step is None else _later(done, on_step)
         cool = filter(cooled(how.temperature, number, how.revise))
         cool = partial(cool)  # a plain function: rounds share buffers
@@ -273,6 +239,41 @@ def _sample(
         decided = [[p for p in old if not again[row, p]] + new[row] for row, old in enumerate(decided)]
         done += plan.steps
     return Sampled(tokens, came, decided)
+
+
+def plan_of(model: Model, known: Tensor, wanted: Tensor, keys: Tensor, how: How) -> Plan:
+    """What is decided when, as asked for, or as suits the model.  (B, L), (B, L), (B,) -> Plan"""
+    m = wanted.sum(1, keepdim=True)
+    unknown = int(m.max())
+    if isinstance(model.network, CausalTransformer):
+        if how.steps not in (None, unknown):
+            raise ValueError(f"a causal model takes one step per token ({unknown} here) from left to right")
+        if how.revise:
+            raise ValueError(f"revise {how.revise} with a causal model, which cannot go back: expected 0")
+        return plan_causal(known, wanted)
+    mixture, order = model.mixture, how.order or ("strands" if how.strands else None)
+    trained = [] if mixture is None else mixture.strands(unknown)
+    if order is None:
+        order = "strands" if trained else "random"
+    if mixture is not None and not (mixture.has(order) or (order == "left" and 1 in trained)):
+        warnings.warn(f"this model was trained on {mixture}: the order {order} is new to it", stacklevel=5)
+    if order != "strands":
+        steps = how.steps if how.steps is not None else min(32, unknown) if mixture is None else unknown
+        chosen = shaped(model, ORDERS[order])
+        return make_plan(known, wanted, keys, steps=steps, order=chosen, counts=COUNTS[how.counts])
+    if how.counts != "uniform":
+        raise ValueError(f"counts {how.counts!r} with strands, which settle them: expected none")
+    if how.steps is not None:
+        check_steps(how.steps, unknown)
+    number = how.strands or (trained[0] if trained else 1)
+    longest = -(-m // number) if how.steps is None else torch.full_like(m, how.steps)  # rounded up
+    return plan_strands(known, wanted, keys, longest=longest.clamp_min(1), shape=partial(shaped, model))
+
+
+def shaped(model: Model, order: Order) -> Order:
+    """The order with the known tokens as the model's training showed them: as they stand, or shuffled."""
+    mixture = model.mixture
+    return in_place(order) if mixture is not None and mixture.has("left", "strands", "gaps") else order
 
 
 def _follow(
@@ -331,17 +332,3 @@ def _texts(text: TextCodec, done: Sampled, lengths: Sequence[int] | Tensor | Non
         one.order = done.order[row]
         texts.append(one)
     return texts
-
-
-def _codec(model: Model) -> TextCodec:
-    if model.codec is None:
-        raise ValueError("this model brings no tokenizer: name one with tokenizer= (gpt2, bert, bytes, or a file)")
-    if not isinstance(model.codec, TextCodec):
-        raise ValueError("this is a model of pictures: expected one of text")
-    return model.codec
-
-
-def _lead(model: Model) -> list[int]:
-    """What every sequence of this model begins with."""
-    bos = None if model.codec is None else _codec(model).bos
-    return [] if model.layout == "packed" or bos is None else [bos]

@@ -21,7 +21,7 @@ from maskless.data import toy
 from maskless.data.prepare import prepare
 from maskless.data.tokens import Prepared, open_tokens
 from maskless.nn.partition import PartitionConfig
-from maskless.train.loop import TrainConfig
+from maskless.train.config import TrainConfig
 from maskless.train.plan import network_config
 from maskless.train.run import RunConfig, Summary, run
 

@@ -14,7 +14,7 @@ from maskless import Model, fill, generate, log_likelihood
     ("how", "message"),
     [
         ({"steps": 2}, r"one step per token \(4 here\) from left to right"),
-        ({"order": "raster", "steps": 3}, "from left to right"),
+        ({"order": "left", "steps": 3}, "from left to right"),
     ],
 )
 def test_a_causal_model_says_what_it_cannot_do(causal, how, message):
@@ -33,7 +33,7 @@ def test_a_causal_model_says_what_it_cannot_do(causal, how, message):
         (lambda m: generate(m, n=0), "n 0 is out of range"),
         (lambda m: generate(m, length=L + 1), f"length {L + 1} is out of range: expected 1 to {L}"),
         (lambda m: generate(m, prompt="abc", length=3), "length 3 is out of range: expected 4 to"),
-        (lambda m: generate(m, order="spiral"), "unknown order 'spiral': expected one of random, raster"),
+        (lambda m: generate(m, order="spiral"), "unknown order 'spiral': expected one of random, left, strands"),
         (lambda m: generate(m, counts="cosine"), "unknown counts 'cosine': expected one of uniform, mdlm"),
         (lambda m: generate(m, temperature=-1.0), "temperature -1.0 is out of range"),
         (lambda m: fill(m, "a[2]b", top_p=0.0), "top_p 0.0 is out of range"),

@@ -95,7 +95,7 @@ def test_ragged_steps_are_rounded_for_graphs_without_changing_a_token(tiny, kind
     assert any(isinstance(shape, Rounded) for shape in shapes) == (ragged and kind in ("ordered", "masked"))
 
 
-@pytest.mark.parametrize("swap", ["residual", "released"])
+@pytest.mark.parametrize("swap", ["residual", "gated", "released"])
 @pytest.mark.parametrize(
     "filter", [Truncation(temperature=0.5), Truncation(temperature=0), Truncation(top_k=2, top_p=0.9)]
 )

@@ -22,7 +22,7 @@ from maskless.data.tokens import Prepared, TokenRows, open_tokens
 from maskless.data.toy import write
 from maskless.evaluate.likelihood import Likelihood, likelihood, summary
 from maskless.problems import Problems, dense
-from maskless.train.loop import TrainConfig
+from maskless.train.config import TrainConfig
 from maskless.train.plan import network_config
 from maskless.train.run import RunConfig, run
 

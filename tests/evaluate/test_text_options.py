@@ -116,7 +116,7 @@ def test_greedy_answers_are_those_that_filling_gives(kind, tiny):
     prefix = [1, 2, 3]
     rows = torch.tensor([[*prefix, 0, 0, 0]])
     known = torch.arange(6)[None] < 3
-    filled = maskless.fill(model, rows, known=known, steps=3, order="raster", temperature=0).tokens[0, 3:].tolist()
+    filled = maskless.fill(model, rows, known=known, steps=3, order="left", temperature=0).tokens[0, 3:].tolist()
     wrong = [*filled[:2], (filled[2] + 1) % 10]
     requests = [(prefix, filled), (prefix, wrong), (prefix, filled[:1]), (prefix, [])]
     assert options.greedy(network, requests) == [True, False, True, False]

@@ -91,7 +91,7 @@ def test_every_order_sums_to_one_over_all_texts(tiny):
 
 
 def test_what_has_no_order_is_refused(tiny):
-    with pytest.raises(ValueError, match="unknown order 'spiral': expected one of random, left-to-right, confidence"):
+    with pytest.raises(ValueError, match="unknown order 'spiral': expected one of random, left, strands, confidence"):
         along(tiny("position"), rows(1), "spiral")
     with pytest.raises(ValueError, match="knows one order only"):
         along(tiny("causal"), rows(1), "random")

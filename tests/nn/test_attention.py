@@ -152,7 +152,7 @@ def test_the_kernels_interpreted_give_what_plain_torch_gives(q_lengths, k_length
     ends = tuple(replace(offsets(n), equal=False) for n in (q_lengths, k_lengths))
     ropes = tuple(rotary_table(400, 16)[400 - sum(n) :] for n in (q_lengths, k_lengths))
     plain = turned_of(*inputs, ends, ropes, causal)
-    unturned, _ = kernels.attend(*inputs, *(end.bounds for end in ends), causal)
+    unturned, _ = kernels.attend(*inputs, *(end.bounds for end in ends), None, causal)
     torch.testing.assert_close(unturned, attention(*inputs, *ends, causal=causal), atol=1e-5, rtol=0)
     monkeypatch.setattr("maskless.nn.attention.KERNELS", kernels)
     monkeypatch.setattr("maskless.nn.attention._fits_kernels", lambda q: True)

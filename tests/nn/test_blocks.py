@@ -66,13 +66,19 @@ def test_open_gates_keep_the_kind_of_function():
     assert isinstance(block.modulation, Modulation)
 
 
-@pytest.mark.parametrize("swap", ["residual", "released"])
-def test_a_residual_swap_tells_positions_apart_even_without_a_context(swap):
+@pytest.mark.parametrize("swap", ["residual", "gated", "released"])
+def test_a_swap_that_keeps_its_query_tells_positions_apart_even_without_a_context(swap):
     network = tiny(swap=swap)
     open_gates(network)
     none = torch.empty(1, 0, dtype=torch.long)
-    logits = network(dense(none, none, torch.tensor([[2, 9]])))
-    assert torch.equal(logits[0], logits[1]) == (swap == "released")
+    problems = dense(none, none, torch.tensor([[2, 9]]))
+    logits = network(problems)
+    assert torch.equal(logits[0], logits[1]) == (swap != "residual")  # a gate begins with nothing
+    if swap == "gated":
+        with torch.no_grad():
+            network.swap.gain += 0.1
+        logits = network(problems)
+        assert not torch.equal(logits[0], logits[1])
 
 
 @pytest.mark.parametrize("rate", [0.1, 0.5])

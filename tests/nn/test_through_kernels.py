@@ -9,17 +9,19 @@ import pytest
 import torch
 from torch import Tensor
 
+from maskless.mixture import Mixture
 from maskless.nn import attention, blocks
 from maskless.nn.loss import cost
 from maskless.nn.partition import GroupSwap, PartitionConfig, PartitionTransformer
 from maskless.objective import OBJECTIVES, noise
+from maskless.objective import chain as chain_of
 from maskless.train.distill import Stride, one_group
 
 SIZES = {"vocab": 50, "length": 33, "width": 64, "heads": 2, "encoder": 2, "decoder": 2, "condition": 8}
 PICTURES = {"classes": 2, "registers": True, "grid": (4, 8)}
 
 
-def passed(kinds: dict) -> tuple[Tensor, dict[str, Tensor]]:
+def passed(kinds: dict, *, chain: bool = False) -> tuple[Tensor, dict[str, Tensor]]:
     """The loss of one batch, and the gradient of every parameter."""
     torch.manual_seed(0)
     network = PartitionTransformer(PartitionConfig(**SIZES, **kinds))
@@ -29,7 +31,10 @@ def passed(kinds: dict) -> tuple[Tensor, dict[str, Tensor]]:
     tokens = torch.randint(40, (3, 33), generator=torch.Generator().manual_seed(1))
     t, u = noise(3, 33, seed=0, step=0)
     objective, labels = ("pgm-arccos", torch.tensor([0, 1, 2])) if "classes" in kinds else ("pgm", None)
-    task = OBJECTIVES[objective](tokens, t, u, torch.ones_like(tokens)).labelled(labels)
+    lead = int("classes" in kinds)
+    draw = partial(Mixture.parse("random").draw, lead=lead)
+    build = chain_of(draw, given=lead) if chain else OBJECTIVES[objective]
+    task = build(tokens, t, u, torch.ones_like(tokens)).labelled(labels)
     loss = network(task.problems, partial(cost, answers=task.answers, weights=task.weights))
     loss.backward()
     return loss, {name: parameter.grad for name, parameter in network.named_parameters()}
@@ -40,15 +45,26 @@ INTERPRETED = pytest.mark.skipif(
 )
 
 
+ORDERED = {"context": "ordered"}
+
+
 @INTERPRETED
 @pytest.mark.parametrize(
-    "kinds",
-    [{}, {"context": "ordered"}, {"swap": "residual"}, PICTURES, {**PICTURES, "context": "ordered", "rope": "2d"}],
-    ids=["full", "ordered", "residual", "pictures", "pictures, ordered, 2d"],
+    ("kinds", "chain"),
+    [
+        pytest.param({}, False, id="full"),
+        pytest.param(ORDERED, False, id="ordered"),
+        pytest.param(ORDERED, True, id="chain"),
+        pytest.param({"swap": "residual"}, False, id="residual"),
+        pytest.param({"swap": "gated"}, False, id="gated"),
+        pytest.param(PICTURES, False, id="pictures"),
+        pytest.param({**PICTURES, **ORDERED, "rope": "2d"}, False, id="pictures, ordered, 2d"),
+        pytest.param({**PICTURES, **ORDERED, "rope": "2d"}, True, id="pictures, chain, 2d"),
+    ],
 )
-def test_a_training_pass_through_the_kernels_is_that_of_plain_torch(kinds, monkeypatch):
+def test_a_training_pass_through_the_kernels_is_that_of_plain_torch(kinds, chain, monkeypatch):
     kernels = pytest.importorskip("maskless.nn.cuda")
-    plain_loss, plain = passed(kinds)
+    plain_loss, plain = passed(kinds, chain=chain)
     called = []
 
     class Counted:
@@ -60,11 +76,12 @@ def test_a_training_pass_through_the_kernels_is_that_of_plain_torch(kinds, monke
         monkeypatch.setattr(module, "KERNELS", Counted())
         monkeypatch.setattr(module, "has_kernels", lambda x: True)
     monkeypatch.setattr(attention, "_fits_kernels", lambda q: True)
-    loss, gradients = passed(kinds)
+    loss, gradients = passed(kinds, chain=chain)
     torch.testing.assert_close(loss, plain_loss, rtol=1e-6, atol=0)
     for name, gradient in gradients.items():
         torch.testing.assert_close(gradient, plain[name], rtol=0, atol=1e-5 * (float(plain[name].abs().max()) + 1e-3))
-    assert set(called) == {"attend_turned"} | ({"sum_segments"} if "classes" in kinds else set())
+    spread = "classes" in kinds and not chain  # the segments of a chain are equal
+    assert set(called) == {"attend_turned"} | ({"sum_segments"} if spread else set())
 
 
 @INTERPRETED

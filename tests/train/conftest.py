@@ -24,7 +24,7 @@ from maskless.data.prepare import prepare
 from maskless.data.tokens import Prepared, open_tokens
 from maskless.data.toy import write
 from maskless.train.codec_loop import CodecConfig
-from maskless.train.loop import TrainConfig
+from maskless.train.config import TrainConfig
 from maskless.train.plan import network_config
 from maskless.train.report import read_metrics
 from maskless.train.run import RunConfig

@@ -15,9 +15,10 @@ from maskless.checkpoint import NETWORKS
 from maskless.ema import EMA
 from maskless.nn.partition import PartitionConfig, PartitionTransformer
 from maskless.train import captured, loop
+from maskless.train.config import MODELS, TEXT_MODELS
 from maskless.train.distill import Stride, Teacher, teaching
 from maskless.train.distill_loss import LOSSES
-from maskless.train.loop import MODELS, TEXT_MODELS, Progress, compile_layers, take_steps, train
+from maskless.train.loop import Progress, compile_layers, take_steps, train
 
 CPU = torch.device("cpu")
 
@@ -128,7 +129,7 @@ def test_captured_steps_train_as_computed_ones(data, configure, monkeypatch, mod
 
     losses, weights = run()
     assert len(taken) == captures
-    monkeypatch.setattr(loop, "OF_ONE_SHAPE", set())
+    monkeypatch.setattr(loop, "RAGGED", (config.train.task,))
     plain_losses, plain_weights = run()
     assert len(taken) == captures
     assert losses == pytest.approx(plain_losses, rel=1e-4)

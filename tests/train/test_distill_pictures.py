@@ -17,7 +17,7 @@ from maskless.codec.vq import VQ, ImageCodec, PixelCodec, VQConfig
 from maskless.data.image_prepare import prepare_images
 from maskless.data.image_tokens import PreparedImages
 from maskless.train import distill_run
-from maskless.train.loop import MODELS, TrainConfig
+from maskless.train.config import MODELS, TrainConfig
 from maskless.train.plan import image_network_config
 from maskless.train.run import Run, RunConfig
 

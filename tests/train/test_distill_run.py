@@ -31,9 +31,10 @@ from maskless.nn.causal import CausalConfig, CausalTransformer
 from maskless.nn.partition import PartitionConfig, PartitionTransformer
 from maskless.problems import dense
 from maskless.train import distill_run, state
+from maskless.train.config import MODELS, TrainConfig
 from maskless.train.distill import Stride, Teacher, lessons, one_group, teaching, two_groups
 from maskless.train.distill_loss import LOSSES
-from maskless.train.loop import MODELS, TrainConfig, compile_layers, take_steps
+from maskless.train.loop import compile_layers, take_steps
 from maskless.train.plan import image_network_config, network_config
 from maskless.train.run import Run, RunConfig
 

@@ -16,7 +16,9 @@ from maskless.data.image_tokens import ImageTokens, label_path
 from maskless.data.tokens import bin_path, global_batch
 from maskless.nn.partition import PartitionConfig, PartitionTransformer
 from maskless.objective import OBJECTIVES, Task, loss, noise
-from maskless.train.loop import Clock, Progress, TrainConfig, _tasks, is_due, learning_rate, train
+from maskless.train.config import TrainConfig, learning_rate
+from maskless.train.loop import Clock, Progress, is_due, train
+from maskless.train.tasks import objective_of, tasks_of
 
 CPU = torch.device("cpu")
 
@@ -68,16 +70,18 @@ def test_a_wrong_setting_is_named(wrong, says):
 
 @pytest.mark.parametrize("model", ["pgm", "mdlm-complementary"])
 def test_weights_choose_the_task_of_models_with_two_groups(model):
-    tasks = [TrainConfig(model=model, weights=weights).objective for weights in ("bounded", "released", "exact")]
+    tasks = [TrainConfig(model=model, weights=weights).task for weights in ("bounded", "released", "exact")]
     assert tasks == ["pgm", "pgm-released", "pgm-exact"]
 
 
 @pytest.mark.parametrize(("model", "task"), [("mdlm", "mdlm"), ("ar", "causal")])
 def test_weights_do_not_matter_to_other_models(model, task):
-    assert {TrainConfig(model=model, weights=weights).objective for weights in ("bounded", "exact")} == {task}
+    assert {TrainConfig(model=model, weights=weights).task for weights in ("bounded", "exact")} == {task}
 
 
 # Shares of the global batch
+
+CHAIN = {"model": "pgm", "objective": "chain", "orders": "random=1,strands=1,gaps=1"}
 
 
 def flat(tasks: list[Task]) -> dict[str, Tensor]:
@@ -95,15 +99,16 @@ def flat(tasks: list[Task]) -> dict[str, Tensor]:
 
 
 def shares(data, config: TrainConfig, world: int, step: int = 3) -> list[tuple[list[Task], int]]:
-    return [_tasks(data.split("train"), config, step, world, rank, None, CPU) for rank in range(world)]
+    rows, build = data.split("train"), objective_of(config)
+    return [tasks_of(rows, config, build, step, world, rank, None, CPU) for rank in range(world)]
 
 
 @pytest.mark.parametrize(("world", "accumulate"), [(1, 4), (2, 1), (2, 3), (4, 1), (3, 2), (12, 1)])
-@pytest.mark.parametrize("model", ["pgm", "mdlm", "ar"])
-def test_the_shares_of_all_processes_joined_are_the_task_of_one(data, model, world, accumulate):
-    """So the times are stratified over the global batch, however it is shared out."""
-    config = TrainConfig(model=model, batch=12, accumulate=accumulate, seed=5)
-    [(whole, count)] = shares(data, TrainConfig(model=model, batch=12, seed=5), 1)
+@pytest.mark.parametrize("kind", [{"model": "pgm"}, CHAIN, {"model": "mdlm"}, {"model": "ar"}], ids=str)
+def test_the_shares_of_all_processes_joined_are_the_task_of_one(data, kind, world, accumulate):
+    """So the times are stratified over the global batch, and the order of a row is its own, however it is shared."""
+    config = TrainConfig(**kind, batch=12, accumulate=accumulate, seed=5)
+    [(whole, count)] = shares(data, TrainConfig(**kind, batch=12, seed=5), 1)
     parts = shares(data, config, world)
     assert {part_count for _, part_count in parts} == {count} == {12 * 16}
     assert [len(tasks) for tasks, _ in parts] == [accumulate] * world
@@ -137,10 +142,10 @@ def test_padding_neither_weighs_nor_counts(data):
     pad = int(tokens.flatten().mode().values)  # any frequent token will do
     for model in ("pgm", "mdlm", "ar"):
         config = TrainConfig(model=model, batch=12, seed=5)
-        [task], count = _tasks(rows, config, 0, 1, 0, pad, CPU)
+        [task], count = tasks_of(rows, config, objective_of(config), 0, 1, 0, pad, CPU)
         assert count == int((tokens != pad).sum()) < tokens.numel()
         assert (task.weights == 0).equal(task.answers == pad)
-        shared = [_tasks(rows, config, 0, 2, rank, pad, CPU)[1] for rank in range(2)]
+        shared = [tasks_of(rows, config, objective_of(config), 0, 2, rank, pad, CPU)[1] for rank in range(2)]
         assert shared == [count, count], "every process divides by the count of the whole batch"
 
 
@@ -152,7 +157,7 @@ def test_whether_a_label_is_hidden_has_nothing_to_do_with_what_is_predicted(mode
     np.array([0, 1], "<i4").tofile(label_path(tmp_path, "train"))
     rows = ImageTokens(bin_path(tmp_path, "train"), "uint16", 2, 5, classes=2)
     config = TrainConfig(model=model, weights="arccos", batch=n, label_dropout=p)
-    [task], _ = _tasks(rows, config, 0, 1, 0, None, CPU)
+    [task], _ = tasks_of(rows, config, objective_of(config), 0, 1, 0, None, CPU)
     known = torch.zeros(len(task.problems), 5, dtype=torch.float64)
     known[task.problems.offsets.owner, task.problems.positions] = 1
     known, labels = (x.view(n, -1, *x.shape[1:])[:, 0] for x in (known, task.problems.labels))

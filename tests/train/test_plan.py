@@ -9,7 +9,7 @@ import torch
 
 from maskless.checkpoint import NETWORKS
 from maskless.codec.text import TextCodec, byte_codec
-from maskless.train.loop import MODELS, TEXT_MODELS, TrainConfig
+from maskless.train.config import MODELS, TEXT_MODELS, TrainConfig
 from maskless.train.plan import network_config, plan
 
 CPU, CUDA = torch.device("cpu"), torch.device("cuda")

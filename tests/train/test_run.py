@@ -15,7 +15,7 @@ from run_folders import complete, leftovers, newest, weights
 import maskless
 from maskless.objective import mixed_seed
 from maskless.train import state
-from maskless.train.loop import TEXT_MODELS
+from maskless.train.config import TEXT_MODELS
 from maskless.train.report import read_metrics
 from maskless.train.run import Run, RunConfig, run
 

@@ -42,7 +42,7 @@ def test_what_was_said_stands(text, tmp_path):
         train=said | {"model": "pgm", "weights": "exact"},
     )
     assert {name: getattr(config.train, name) for name in said} == said
-    assert config.train.objective == "pgm-exact"
+    assert config.train.task == "pgm-exact"
     chosen = ("vocab", "length", "width", "encoder", "decoder", "dropout")
     assert [config.network[name] for name in chosen] == [280, 24, 64, 1, 5, 0.3]
 

@@ -24,7 +24,8 @@ from maskless.data.tokens import open_tokens
 from maskless.evaluate.likelihood import likelihood
 from maskless.nn.causal import CausalConfig, CausalTransformer
 from maskless.train import state
-from maskless.train.run import Run, RunConfig, processes
+from maskless.train.processes import processes
+from maskless.train.run import Run, RunConfig
 
 
 def same_everywhere(this: Run, values: Tensor) -> bool:

@@ -17,11 +17,11 @@ from maskless.nn.masked import MaskedConfig
 from maskless.nn.maskgit import MaskGITConfig
 from maskless.nn.partition import CONTEXTS, PartitionConfig
 from maskless.order import COUNTS
-from maskless.train.loop import IMAGE_MODELS, MODELS, TEXT_MODELS
+from maskless.train.config import IMAGE_MODELS, MODELS, PGM_OBJECTIVES, TEXT_MODELS, TrainConfig
 
 PRECISIONS = {"bf16": torch.bfloat16, "fp32": torch.float32, "fp8": torch.float8_e4m3fn}  # fp8: large products only
 SAMPLED = ("pgm", "mdlm", "ar")  # complementary masks change how MDLM is trained, not how it samples
-OF_PGM = ("context", "encoder", "refresh")
+OF_PGM = ("context", "encoder", "refresh", "objective")
 Config = PartitionConfig | MaskedConfig | CausalConfig | MaskGITConfig
 
 
@@ -168,10 +168,27 @@ class Drawing(Sampling):
 class Training(Case):
     """Train on a batch of full sequences."""
 
+    objective: str = "partition"  # of pgm; a chain has random orders, and an ordered context
+
     def __post_init__(self) -> None:
+        one_of("objective", self.objective, PGM_OBJECTIVES)
+        if self.objective == "chain":
+            if self.model != "pgm":
+                raise ValueError(f"objective 'chain' belongs to pgm: the model is {self.model}")
+            object.__setattr__(self, "context", "ordered")
         super().__post_init__()
         if self.precision == "fp8":
             raise ValueError("precision 'fp8' is one of sampling: expected bf16 or fp32")
+
+    @property
+    def settings(self) -> TrainConfig:
+        """As the training loop has it."""
+        orders = "random=100" if self.objective == "chain" else ""
+        return TrainConfig(model=self.model, objective=self.objective, orders=orders, batch=self.batch)
+
+    @property
+    def name(self) -> str:
+        return super().name.replace(" ordered", " chain") if self.objective == "chain" else super().name
 
 
 def sweep(

@@ -27,12 +27,16 @@ BACKWARD = 2  # times the forward pass: the gradient of the inputs and that of t
 
 @dataclass(frozen=True)
 class Work:
-    """Of each problem: known tokens, targets, tokens to encode, and pairs of tokens in an encoder's self-attention."""
+    """Of each problem: known tokens, targets, tokens to encode, and pairs of tokens in an encoder's self-attention.
+
+    seen: pairs of a target and a token that it sees, where those are not all.
+    """
 
     known: Tensor  # (B, K) or (S,)
     targets: Tensor
     fresh: Tensor
     pairs: Tensor
+    seen: Tensor | None = None
 
 
 def every_token(plan: Plan) -> Work:
@@ -62,7 +66,7 @@ def refreshed(plan: Plan, every: int) -> Work:
 def batch(problems: Problems, *, ordered: bool) -> Work:
     """The problems of a training batch."""
     n, u = problems.offsets.lengths, problems.target_offsets.lengths
-    return Work(n, u, n, causal_pairs(n) if ordered else n * n)
+    return Work(n, u, n, causal_pairs(n) if ordered else n * n, None if problems.seen is None else problems.seen.counts)
 
 
 def sampling_work(config: PartitionConfig, plan: Plan, refresh: int) -> Work:
@@ -126,7 +130,7 @@ def partition(config: PartitionConfig, work: Work) -> int:
     D, decoder = config.width, config.decoder
     encode = config.encoder * (linear(work.fresh, 12 * D * D) + attend(work.pairs, D))
     keys_and_values = linear(work.fresh, 2 * D * D * (1 + decoder))  # of GroupSwap and of each decoder layer
-    look_up = (1 + decoder) * attend(work.known * work.targets, D)
+    look_up = (1 + decoder) * attend(work.known * work.targets if work.seen is None else work.seen.long(), D)
     decide = linear(work.targets, D * D + decoder * 10 * D * D + D * config.vocab)  # GroupSwap's output, layers, head
     return encode + keys_and_values + look_up + decide
 

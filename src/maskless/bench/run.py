@@ -22,11 +22,13 @@ from maskless.logits import row_keys
 from maskless.nn import autocast
 from maskless.nn.loss import cost
 from maskless.nn.masked import MaskedConfig
-from maskless.objective import OBJECTIVES, Task, noise
+from maskless.objective import Task, noise
 from maskless.order import COUNTS, Order, after_lead, halton, random
 from maskless.sampling import Guidance, Plan, plan, plan_causal
 from maskless.train.captured import Captured
-from maskless.train.loop import MODELS, OF_ONE_SHAPE, TrainConfig, compile_layers
+from maskless.train.config import RAGGED
+from maskless.train.loop import compile_layers
+from maskless.train.tasks import objective_of
 
 WARM_UP = 2  # runs at most, besides the first
 LONG = 1.0  # seconds of warm-up that are enough
@@ -121,7 +123,7 @@ class Bench:
         tasks = [task.map(lambda x: x.to(device)) for task in tasks]
         network = case.network(device).train()
         begin = now(device)
-        settings = TrainConfig(model=case.model, batch=case.batch)
+        settings = case.settings
         compile_layers(network, settings, device)
         adam = torch.optim.AdamW(network.parameters(), lr=settings.learning_rate, weight_decay=0.0, fused=True)
         averages: list[EMA] = []  # made in the first step, as Adam's are: the other parts do not hold them
@@ -147,7 +149,7 @@ class Bench:
             return found
 
         def timed(work: Callable[[Task, Captured], None]) -> tuple[float, ...]:
-            once = Captured(passed, network.parameters(), device, enabled=settings.objective in OF_ONE_SHAPE)
+            once = Captured(passed, network.parameters(), device, enabled=settings.task not in RAGGED)
 
             def passes(number: int) -> None:
                 for _ in range(queued):
@@ -235,8 +237,8 @@ def _counted(case: Sampling, config: Config, plan: Plan) -> tuple[int, int]:
     return flops.sampling(config, plan, case.refresh), traffic.sampling(config, plan, case.refresh, size=size)
 
 
-def _task(case: Case, step: int) -> Task:
+def _task(case: Training, step: int) -> Task:
     """Random tokens with fresh noise, so that the groups differ from step to step."""
     tokens = torch.randint(case.vocab, (case.batch, case.length), generator=torch.Generator().manual_seed(step))
-    build = OBJECTIVES[MODELS[case.model][1]]
+    build = objective_of(case.settings)
     return build(tokens, *noise(case.batch, case.length, seed=0, step=step), torch.ones_like(tokens, dtype=torch.bool))

@@ -96,6 +96,7 @@ def sample(
 @bench.command()
 def train(
     model: Annotated[str | None, typer.Option(help="pgm (default), mdlm, mdlm-complementary or ar.")] = None,
+    objective: Annotated[str | None, typer.Option(help="pgm: partition (default) or chain.")] = None,
     context: CONTEXT = None,
     encoder: ENCODER = None,
     layers: LAYERS = None,
@@ -121,6 +122,7 @@ def train(
     from maskless.bench.case import Training
 
     sizes = {"model": model, "context": context, "encoder": encoder, "layers": layers, "width": width, "vocab": vocab}
+    sizes["objective"] = objective
     where: dict[str, Any] = {"precision": precision, "device": device, "repeat": repeat}
     files: dict[str, Any] = {"plot": plot, "quality": None, "to": to, "as_json": as_json}
     _bench(Training, sizes, {"length": length, "batch": batch}, against or [], table, **where, **files)

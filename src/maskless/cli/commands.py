@@ -140,9 +140,17 @@ def train(
     ] = None,
     minutes: run_options.MINUTES = None,
     resume: run_options.RESUME = False,
-    context: Annotated[str | None, typer.Option(help="pgm: full (default), or ordered (can be cached).")] = None,
+    objective: Annotated[
+        str | None, typer.Option(help="pgm: chain (default), or partition (two groups, as in the paper).")
+    ] = None,
+    orders: Annotated[
+        str | None, typer.Option(help="Chain: shares of orders (also left). Default: random=25,strands=50,gaps=25.")
+    ] = None,
+    context: Annotated[
+        str | None, typer.Option(help="pgm with two groups: full, or ordered (can be cached, as a chain always is).")
+    ] = None,
     queries: Annotated[str | None, typer.Option(help="pgm: position (default), mean or logsumexp.")] = None,
-    swap: Annotated[str | None, typer.Option(help="pgm: released (default) or residual.")] = None,
+    swap: Annotated[str | None, typer.Option(help="pgm: released (default), residual or gated.")] = None,
     rope: Annotated[str | None, typer.Option(help="pgm of pictures: 1d (default), or 2d, by row and column.")] = None,
     weights: Annotated[
         str | None, typer.Option(help="Loss weights: bounded (default), released, exact; pictures: arccos.")
@@ -194,6 +202,8 @@ def train(
     }
     training = {
         "model": model,
+        "objective": objective,
+        "orders": orders,
         "weights": weights,
         "minutes": minutes,
         "steps": steps,

@@ -62,7 +62,7 @@ def distill(
     """
     from maskless.data.image_tokens import holds_images
     from maskless.train import distill_run
-    from maskless.train.run import processes
+    from maskless.train.processes import processes
     from maskless.train.setup import run_folder
 
     training = {

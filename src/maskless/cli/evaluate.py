@@ -113,7 +113,7 @@ def evaluate(
     """
     from maskless import api
     from maskless.logits import check_seed
-    from maskless.train.run import processes
+    from maskless.train.processes import processes
 
     check_seed(seed)
     loaded = api.load(model, device=processes().device, tokenizer=tokenizer)
@@ -266,7 +266,7 @@ def fid(
 
     from maskless.evaluate import sets
     from maskless.evaluate.images import quality
-    from maskless.train.run import processes
+    from maskless.train.processes import processes
 
     processes()
     check_files(save_statistics)
@@ -297,7 +297,7 @@ def _look(pictures: Real, network: Features, size: int, channels: int, keep: Pat
 
 def _features(name: str | None, input: str | None) -> Features:
     from maskless.evaluate.inception import TORCH_FIDELITY, features
-    from maskless.train.run import processes
+    from maskless.train.processes import processes
 
     return features(name or TORCH_FIDELITY, input=input, device=processes().device)
 

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from maskless.evaluate.judge import Judge
     from maskless.evaluate.likelihood import Likelihood
 
+ANY_ORDER, BOTH_GROUPS, PAPERS, GAPS = "any order", "both groups, stratified", "the paper's", "gaps, given the rest"
 DRAWING = ("genppl", "orders")
 GOES_WITH = {  # which measures an option concerns
     "split": ("bound", "genppl", "orders", "leak", "variance"),
@@ -139,17 +140,34 @@ def _bar(what: str, total: int) -> Any:
 
 
 def _bound(model: Model, corpora: list[Corpus], asked: Asked) -> Measured:
-    from maskless.evaluate.likelihood import likelihood
+    from maskless.evaluate.likelihood import likelihood, over_rows
+    from maskless.evaluate.orders import EXACT, exactly, in_gaps
+    from maskless.nn.partition import chains
 
-    sizes = {"sequences": asked.get("sequences", 2048), "samples": asked.get("samples", 8)}
-    sizes["batch"] = asked.get("batch", 32)
+    network, samples = model.network, asked.get("samples", 8)
+    sizes = {"sequences": asked.get("sequences", 2048), "batch": asked.get("batch", 32), "seed": asked.seed}
+    chained, lead = chains(network), len(model.lead) if _codec(model) else 0
+    bounds = [ANY_ORDER if model.mixture else BOTH_GROUPS, PAPERS]
+    ways = bounds[: 1 if model.mixture else 2] + (list(EXACT) if chained else [])
+    ways += [] if model.kind == "causal" else [GAPS]
     rows: list[tuple[str, str, Likelihood, float, float | None]] = []
     for corpus in corpora:
         results = []
-        for estimator, paper in (("both groups, stratified", False), ("the paper's", True)):
-            with _bar(f"{estimator}: {Path(corpus.name).name}", min(sizes["sequences"], len(corpus.rows))) as advance:
-                how: dict[str, Any] = {"paper": paper, "pad": corpus.pad, "seed": asked.seed, "on_batch": advance}
-                results.append((estimator, likelihood(model.network, corpus.rows, **sizes, **how)))
+        for way in ways:
+
+            def cost(tokens: Any, counted: Any, numbers: Any, own: int, way: str = way) -> Any:
+                if way == GAPS:
+                    return in_gaps(network, tokens, counted, lead=lead, seed=own, samples=samples)
+                return exactly(network, tokens, counted, way, lead=lead)
+
+            with _bar(f"{way}: {Path(corpus.name).name}", min(sizes["sequences"], len(corpus.rows))) as advance:
+                given: dict[str, Any] = {**sizes, "pad": corpus.pad, "on_batch": advance}
+                if way in bounds:
+                    given["lead"] = lead if model.mixture else 0
+                    found_ = likelihood(network, corpus.rows, samples=samples, paper=way == PAPERS, **given)
+                else:
+                    found_ = over_rows(network, corpus.rows, cost, **given)
+                results.append((way, found_))
         characters = None if corpus.codec is None else corpus.characters_per_byte()
         rows += [(corpus.name, estimator, r, corpus.bytes_per_token, characters) for estimator, r in results]
     found: dict[str, Any] = {}
@@ -193,7 +211,7 @@ def _genppl(model: Model, corpora: list[Corpus], asked: Asked) -> Measured:
     check_files(to)
     if len(corpora) > 1:
         raise ValueError(f"{len(corpora)} texts: samples are compared with one --data at most")
-    steps, order, n = _steps(model, asked), asked.get("order", "random"), asked.get("texts", 1024)
+    steps, order, n = _steps(model, asked), asked.given.get("order"), asked.get("texts", 1024)
     draw = drawing(model, order=order, length=asked.given.get("length"), **asked.how)
     judge = _judge(model, asked, DEFAULT)
     assert judge is not None
@@ -215,7 +233,7 @@ def _genppl(model: Model, corpora: list[Corpus], asked: Asked) -> Measured:
         keep_texts=bool(asked.given.get("save-texts")),
     )
     points: list[Point] = show.sweeping(swept, len(numbers), n, lambda point: f"{point.steps} steps")
-    said = f"{n:,} texts, {order} order; judge {judge.name}" + (
+    said = f"{n:,} texts, {order or 'the default'} order; judge {judge.name}" + (
         "" if features is not None or not real else "; MAUVE: not installed"
     )
     dumped = {"judge": judge.name, "points": [point.as_dict() for point in points]}

@@ -14,12 +14,18 @@ from maskless.terminal import say
 MODEL = Annotated[str, typer.Argument(help="A run or model folder, a shipped model, a hub id, or a released file.")]
 TOKENIZER = Annotated[str | None, typer.Option(help="gpt2, bert, bytes, or a file; for models that bring none.")]
 JSON = Annotated[bool, typer.Option("--json", help="Machine-readable output on stdout.")]
-STEPS = Annotated[int | None, typer.Option(help="1 to the number of unknown tokens. Default: 32 or fewer.")]
+STEPS = Annotated[
+    int | None, typer.Option(help="1 to the number of unknown tokens. Default: all in a chain model, else 32 or fewer.")
+]
 SEED = Annotated[int, typer.Option(help="The same seed gives the same sample.")]
 TEMPERATURE = Annotated[float, typer.Option(help="0: always the most likely token.")]
 TOP_K = Annotated[int | None, typer.Option(help="Draw among the k most likely tokens.")]
 TOP_P = Annotated[float | None, typer.Option(help="Draw from the nucleus of this probability.")]
-ORDER = Annotated[str | None, typer.Option(help="random (default) or raster; pictures: halton (default), confidence.")]
+ORDER = Annotated[
+    str | None,
+    typer.Option(help="random, left, strands. Default: as trained. Pictures: halton (default), confidence, raster."),
+]
+STRANDS = Annotated[int | None, typer.Option(help="Text: parts that are written in step; steps = tokens / strands.")]
 COUNTS = Annotated[
     str | None,
     typer.Option(help="Tokens per step: uniform (default), mdlm (its posterior); pictures: arccos (default)."),
@@ -44,6 +50,7 @@ def generate(
     top_k: TOP_K = None,
     top_p: TOP_P = None,
     order: ORDER = None,
+    strands: STRANDS = None,
     counts: COUNTS = None,
     refresh: REFRESH = 1,
     revise: REVISE = 0,
@@ -71,6 +78,7 @@ def generate(
     loaded = api.load(model, tokenizer=tokenizer)
     how = _how(steps=steps, seed=seed, temperature=temperature, top_k=top_k, top_p=top_p, order=order, counts=counts)
     of_text = {"prompt": prompt, "length": length, "refresh": refresh != 1, "revise": revise, "json": as_json}
+    of_text["strands"] = strands is not None
     of_pictures = _how(guidance=guidance, schedule=schedule, warmup=warmup, noise=noise)
     n = 4 if n is None and not label else n
     if loaded.layout == "image":
@@ -79,7 +87,7 @@ def generate(
         return
     files = {"out": to, "gif": gif, "heat": heat}
     refuse({**files, "label": label, **dict.fromkeys(of_pictures, True)}, "pictures", "text")
-    how |= {"prompt": prompt, "length": length, "refresh": refresh, "revise": revise}
+    how |= {"prompt": prompt, "length": length, "refresh": refresh, "revise": revise} | _how(strands=strands)
     assert n is not None
     for first in range(0, max(1, n), BATCH):
         with show.watching("generating") as on_step:
@@ -106,6 +114,7 @@ def fill(
     top_k: TOP_K = None,
     top_p: TOP_P = None,
     order: ORDER = None,
+    strands: STRANDS = None,
     counts: COUNTS = None,
     refresh: REFRESH = 1,
     revise: REVISE = 0,
@@ -135,13 +144,15 @@ def fill(
     how = _how(steps=steps, seed=seed, temperature=temperature, top_k=top_k, top_p=top_p, order=order, counts=counts)
     of_pictures = _how(guidance=guidance, schedule=schedule, warmup=warmup, noise=noise)
     if loaded.layout == "image":
-        refuse({"refresh": refresh != 1, "revise": revise, "json": as_json}, "text", "pictures")
+        of_text = {"refresh": refresh != 1, "revise": revise, "json": as_json, "strands": strands is not None}
+        refuse(of_text, "text", "pictures")
         pictures.fill(loaded, Path(what), known, box, label, to, compare, **of_pictures, **how)
         return
     files = {"known": known, "out": to, "compare": compare}
     refuse({**files, "box": box, "label": label, **dict.fromkeys(of_pictures, True)}, "pictures", "text")
     with show.watching("filling") as on_step:
-        filled = api.fill(loaded, what, refresh=refresh, revise=revise, on_step=on_step, **how)
+        how |= {"refresh": refresh, "revise": revise} | _how(strands=strands)
+        filled = api.fill(loaded, what, on_step=on_step, **how)
     if as_json:
         print(json.dumps({"text": filled, "tokens": filled.tokens, "steps": filled.steps, "order": filled.order}))
     else:

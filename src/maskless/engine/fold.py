@@ -156,7 +156,8 @@ def fold_swap(network: PartitionTransformer, offset: Tensor, maps: Maps) -> Swap
     """offset: what the stream lacks at the end of the encoder."""
     swap, dtype = network.swap, maps.dtype
     query = swap.norm(swap.start + swap.places)  # (L, D)
-    first = (query if swap.residual else torch.zeros_like(query)) + swap.out.bias
+    own = swap.kept(query)
+    first = (torch.zeros_like(query) if own is None else own) + swap.out.bias
     missing = swap.kv(offset[None])[0]  # keys and values of the part that the stream lacks, and their bias
     decoder = [fold_in(block.kv, block.norm_kv)[0] for block in network.decoder if isinstance(block, CrossBlock)]
     return Swap(

@@ -43,7 +43,7 @@ GREEDY = {"one-by-one": options.greedy, "at-once": options.at_once}
 class Scorer:
     """A model that answers what lm-eval asks: scores of targets after prefixes, and continuations.
 
-    form: "conditional" (of the target given the prefix) or the paper's "joint"; samples: splits of a target.
+    form: "conditional" (of the target given the prefix) or the paper's "joint"; samples: splits of a target, if needed.
     greedy: whether "is this the greedy answer" is asked token by token or all at once, as in the paper.
     block, block_steps: a continuation comes in blocks of so many tokens from left to right, each filled in so many
     steps in any order; by default a token in each.
@@ -76,8 +76,10 @@ class Scorer:
         self.model, self.codec, self.length = model.eval(), model.codec, int(model.config.length)
         self.form, self.samples, self.greedy = form, samples, greedy
         self.batch, self.seed, self.block, self.block_steps = batch, seed, block, block_steps
-        bos = self.codec.bos
-        self.lead = [] if model.layout == "packed" or bos is None else [bos]
+        self.lead = model.lead
+        mixture = model.mixture  # one pass scores a target from left to right, where the model was trained to
+        left = model.kind == "causal" or (mixture is not None and 1 in mixture.strands(self.length))
+        self.exact = left and form == "conditional"
 
     def score(
         self, requests: Sequence[options.Request], on_batch: options.OnBatch | None = None
@@ -88,6 +90,8 @@ class Scorer:
         if self.form == "joint" and self.lead and self.codec.eos is not None:  # the paper's sequence ends in EOS
             closed = [(prefix, [*target, self.codec.eos]) for prefix, target in requests]
             ended = [options.fitted(prefix, target, self.length, self.lead) for prefix, target in closed]
+        if self.exact and self.greedy == "one-by-one":
+            return options.exact(self.model.network, fitted, batch=self.batch, on_batch=on_batch)
         how: dict[str, Any] = {"samples": self.samples, "batch": self.batch, "seed": self.seed}
         scores = FORMS[self.form](self.model.network, ended, **how, on_batch=on_batch)
         return list(zip(scores, GREEDY[self.greedy](self.model.network, fitted, batch=self.batch), strict=True))
@@ -99,7 +103,8 @@ class Scorer:
         requests: list[options.Request] = [(list(self.lead), part) for _, part in parts]
         how: dict[str, Any] = {"samples": self.samples, "batch": self.batch, "seed": self.seed}
         totals = [0.0] * len(rows)
-        found = options.conditional(self.model.network, requests, **how)
+        exactly = options.exact(self.model.network, requests, batch=self.batch) if self.exact else []
+        found = [score for score, _ in exactly] or options.conditional(self.model.network, requests, **how)
         for (i, _), score in zip(parts, found, strict=True):
             totals[i] += score
         return totals

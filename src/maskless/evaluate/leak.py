@@ -2,7 +2,8 @@
 
 Each sequence is split in two groups that predict each other. If the tokens of one group change, its own predictions
 must not move at all: they are made from the other group. And no gradient may lead from them to its own tokens. A causal
-network must not see what comes after. That the other group does move them shows that the probe would notice.
+network, and a chain in a random order, must not see what comes after. That the other group, and what comes before, do
+move them shows that the probe would notice.
 
 Shapes: B sequences, L length, S problems, U targets, V vocabulary.
 """
@@ -10,7 +11,9 @@ Shapes: B sequences, L length, S problems, U targets, V vocabulary.
 from __future__ import annotations
 
 import threading
+from collections.abc import Callable
 from dataclasses import asdict, dataclass
+from functools import partial
 from typing import Any
 
 import torch
@@ -19,8 +22,9 @@ from torch import Tensor, nn
 from maskless.nn import Network, device_of
 from maskless.nn.calls import evaluating
 from maskless.nn.causal import CausalTransformer
-from maskless.objective import Objective, causal, pgm
-from maskless.problems import Problems
+from maskless.nn.partition import chains
+from maskless.objective import Objective, causal, pgm, pgm_arccos
+from maskless.problems import Problems, chain
 
 
 @dataclass(frozen=True)
@@ -68,8 +72,15 @@ def leak(
     with evaluating(network):
         generator = torch.Generator().manual_seed(seed)
         if isinstance(network, CausalTransformer):
-            return _probe_causal(network, tokens, vocab, generator)
-        return _probe_groups(network, tokens, vocab, objective, labels, generator)
+            return _probe_order(network, tokens, vocab, generator, _causal)
+        found = _probe_groups(network, tokens, vocab, objective, labels, generator)
+        if not chains(network):
+            return found
+        lead = int(objective is pgm_arccos)  # the BOS of pictures, which comes first
+        order = torch.rand(tokens.shape, generator=generator)
+        order = torch.cat([torch.full_like(order[:, :lead], -1), order[:, lead:]], 1).argsort(1)
+        build = partial(_chain, order=order, lead=lead, labels=labels)
+        return _both(found, _probe_order(network, tokens, vocab, generator, build, order))
 
 
 def _probe_groups(
@@ -105,25 +116,66 @@ def _probe_groups(
     return Leak(moved, furthest, gradient, len(owner), seen / len(owner))
 
 
-def _probe_causal(network: Network, tokens: Tensor, vocab: int, generator: torch.Generator) -> Leak:
-    """Tokens change from a place on; what is predicted up to and at that place must not move."""
+def _causal(tokens: Tensor) -> Problems:
+    return causal(tokens, tokens, tokens, torch.ones_like(tokens, dtype=torch.bool)).problems
+
+
+def _chain(tokens: Tensor, order: Tensor, lead: int, labels: Tensor | None) -> Problems:
+    starts = torch.full((len(tokens),), lead)
+    return chain(tokens, order, starts, torch.full_like(starts, tokens.shape[1]))[0].labelled(labels)
+
+
+def _probe_order(
+    network: Network,
+    tokens: Tensor,
+    vocab: int,
+    generator: torch.Generator,
+    build: Callable[[Tensor], Problems],
+    order: Tensor | None = None,
+) -> Leak:
+    """Tokens change from a place of an order on; what is predicted up to and at that place must not move.
+
+    build: makes of tokens (B, L) the problems of every row, whose targets follow the order (left to right by default).
+    """
     B, L = tokens.shape
-    ones, other = torch.ones_like(tokens, dtype=torch.bool), _other(tokens, vocab, generator)
-    before = _logits(network, causal(tokens, tokens, tokens, ones).problems).view(B, L, -1)
+    rank, other = torch.arange(L) if order is None else order.argsort(1), _other(tokens, vocab, generator)
+    plain = build(tokens)
+    before = _logits(network, plain).view(B, len(plain.targets) // B, -1)
+    lead = L - before.shape[1]  # places that are never predicted
     moved, furthest, looked, seen, later = 0, 0.0, 0, 0, 0
-    for place in sorted({0, L // 4, L // 2, 3 * L // 4, L - 2}):
-        changed = torch.where(torch.arange(L) >= place, other, tokens)
-        after = _logits(network, causal(changed, changed, changed, ones).problems).view(B, L, -1)
-        apart = (after - before).nan_to_num(0.0).abs().amax(-1)  # (B, L)
-        moved += int((apart[:, : place + 1] > 0).sum())
-        furthest = max(furthest, float(apart[:, : place + 1].max()))
-        looked += apart[:, : place + 1].numel()
-        seen, later = seen + int((apart[:, place + 1 :] > 0).sum()), later + apart[:, place + 1 :].numel()
-    return Leak(moved, furthest, None, looked, seen / later)
+    for place in sorted({lead, L // 4, L // 2, 3 * L // 4, L - 2} - set(range(lead))):
+        after = _logits(network, build(torch.where(rank >= place, other, tokens))).view(before.shape)
+        apart, end = (after - before).nan_to_num(0.0).abs().amax(-1), place + 1 - lead  # (B, L - lead)
+        moved += int((apart[:, :end] > 0).sum())
+        furthest = max(furthest, float(apart[:, :end].max()))
+        looked += apart[:, :end].numel()
+        seen, later = seen + int((apart[:, end:] > 0).sum()), later + apart[:, end:].numel()
+    gradient = None
+    if order is not None:
+        half = plain.target_offsets.within < before.shape[1] // 2  # they see less than half of the context
+        unseen = plain.offsets.within >= lead + before.shape[1] // 2
+        gradient = _gradient(network, plain, half.nonzero()[:, 0], unseen)
+    return Leak(moved, furthest, gradient, looked, seen / later)
 
 
-def _gradient(network: Network, problems: Problems, chosen: Tensor) -> float | None:
-    """The largest gradient of the chosen targets' logits with respect to embedded tokens of other problems."""
+def _both(one: Leak, other: Leak) -> Leak:
+    """What two probes found together."""
+    looked = one.predictions + other.predictions
+    gradients = [found.gradient for found in (one, other) if found.gradient is not None]
+    return Leak(
+        moved=one.moved + other.moved,
+        furthest=max(one.furthest, other.furthest),
+        gradient=max(gradients) if gradients else None,
+        predictions=looked,
+        seen=(one.seen * one.predictions + other.seen * other.predictions) / looked,
+    )
+
+
+def _gradient(network: Network, problems: Problems, chosen: Tensor, unseen: Tensor | None = None) -> float | None:
+    """The largest gradient of the chosen targets' logits with respect to embedded tokens that they must not see.
+
+    unseen (T,): which tokens of the contexts those are; by default those of the odd problems.
+    """
     embedding = getattr(network, "embedding", None)
     if not isinstance(embedding, nn.Module):
         return None
@@ -144,16 +196,16 @@ def _gradient(network: Network, problems: Problems, chosen: Tensor) -> float | N
             found = torch.autograd.grad(asked[asked.isfinite()].square().sum(), kept, allow_unused=True)
     finally:
         handle.remove()
-    return max((_foreign(each, problems) for each in found if each is not None), default=0.0)
+    return max((_foreign(each, problems, unseen) for each in found if each is not None), default=0.0)
 
 
-def _foreign(gradient: Tensor, problems: Problems) -> float:
-    """The largest entry in the rows of the odd problems, whose contexts are what the even ones predict."""
+def _foreign(gradient: Tensor, problems: Problems, unseen: Tensor | None) -> float:
+    """The largest entry of the rows that must not be seen; what even problems predict is the context of odd ones."""
     rows, offsets = gradient.flatten(0, -2).cpu(), problems.offsets
     owner = offsets.owner
     if len(rows) != offsets.total:  # each problem laid out at full length
         owner = torch.arange(len(rows)) // max(1, len(rows) // len(offsets))
-    foreign = rows[owner % 2 == 1]
+    foreign = rows[owner % 2 == 1 if unseen is None else unseen]
     return float(foreign.abs().max()) if foreign.numel() else 0.0
 
 

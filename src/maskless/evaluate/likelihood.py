@@ -56,13 +56,15 @@ def likelihood(
     batch: int = 64,
     seed: int = 0,
     pad: int | None = None,
+    lead: int = 0,
     paper: bool = False,
     on_batch: Callable[[int], None] | None = None,
 ) -> Likelihood:
     """The bound on evenly spread sequences of a split, shared out over the processes there are.
 
     paper: the paper's estimator (one time per sequence, one group), for comparison with its tables; otherwise both
-    groups and `samples` splits per sequence. Padding does not count.
+    groups and `samples` splits per sequence. Padding does not count. lead: so many tokens begin every row and every
+    order that a chain was trained on; they are given.
     """
     check_positive(samples=samples)
     if paper and isinstance(rows, ImageTokens):
@@ -72,6 +74,7 @@ def likelihood(
         if paper:
             return paper_bound(network, tokens, counted=counted, seed=own)
         known, labels = torch.zeros_like(counted), None
+        known[:, :lead] = True
         if isinstance(rows, ImageTokens):
             known[:, 0], labels = True, rows.labels(numbers)  # BOS is given
         return bound(network, tokens, known, counted=counted, labels=labels, samples=samples, seed=own)
@@ -79,7 +82,8 @@ def likelihood(
     return over_rows(network, rows, cost, sequences=sequences, batch=batch, seed=seed, pad=pad, on_batch=on_batch)
 
 
-Cost = Callable[[Tensor, Tensor, np.ndarray, int], Tensor]  # tokens, counted (B, L), numbers, seed -> nats (B,)
+# tokens, counted (B, L), numbers, seed -> nats (B,); it may clear what of counted is not to be counted
+Cost = Callable[[Tensor, Tensor, np.ndarray, int], Tensor]
 
 
 def over_rows(

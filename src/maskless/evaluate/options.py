@@ -1,8 +1,9 @@
 """How likely a text is after another: the options of a question, the last word of a passage, a whole document.
 
-The target is scored given the prefix by a bound in which only the target is ever hidden: of one or two tokens it is
-exact, and otherwise has far less variance than the paper's form, which hides the prefix too. The random splits of a
-request come from the seed and its number among the requests, so its score is the same at any batch size.
+A model that writes from left to right, also one trained on chains, scores the target exactly, in one pass. For another
+it is scored given the prefix by a bound in which only the target is ever hidden: of one or two tokens it is exact, and
+otherwise has far less variance than the paper's form, which hides the prefix too. The random splits of a request come
+from the seed and its number among the requests, so its score is the same at any batch size.
 
 Shapes: B requests of one length, L length.
 """
@@ -11,18 +12,60 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 
 import torch
+from torch import Tensor, nn
 
 from maskless.logits import row_keys
 from maskless.nn import Network, autocast, device_of
+from maskless.nn.blocks import Head
 from maskless.nn.causal import CausalTransformer
+from maskless.nn.loss import chunk_size
 from maskless.nn.threads import threads_for_pass
 from maskless.objective import bound
-from maskless.problems import dense
+from maskless.problems import chain, dense
 
 Request = tuple[list[int], list[int]]  # the ids of a prefix and of what follows it
 OnBatch = Callable[[int], None]
+
+
+@torch.no_grad()
+def exact(
+    network: nn.Module, requests: Sequence[Request], *, batch: int = 32, on_batch: OnBatch | None = None
+) -> list[tuple[float, bool]]:
+    """log p(target | prefix) from left to right in nats, and whether the target is the greedy answer, in one pass.
+
+    Of a causal network, or of one that answers chains.
+    """
+    scores = [(0.0, False)] * len(requests)
+    device = device_of(network)
+    for numbers in _alike(requests, batch):
+        rows = [requests[i] for i in numbers]
+        tokens = torch.tensor([prefix + target for prefix, target in rows], dtype=torch.long)
+        B, L = tokens.shape
+        starts, ends = torch.tensor([len(prefix) for prefix, _ in rows]), torch.full((B,), L)
+        problems, index = chain(tokens, torch.arange(L).expand(B, L), starts, ends)
+        answers = tokens.flatten()[index].to(device)
+        with autocast(device), threads_for_pass(network, problems):
+            found = network(problems.to(device), partial(_judged, answers=answers)).cpu()
+        parts = zip(*(part.split((L - starts).tolist()) for part in found.unbind(1)), strict=True)
+        for i, (log_p, best) in zip(numbers, parts, strict=True):
+            scores[i] = float(log_p.sum()), bool(best.all()) and len(best) > 0
+        if on_batch is not None:
+            on_batch(len(numbers))
+    return scores
+
+
+def _judged(head: Head, x: Tensor, condition: Tensor, *, answers: Tensor) -> Tensor:
+    """log p of each answer, and whether no id is more likely; the logits of all are never there at once.  -> (U, 2)"""
+    rows, found = chunk_size(len(x), head.linear.out_features, torch.float32), []
+    for begin in range(0, len(x), rows):
+        part = slice(begin, begin + rows)
+        logits = head(x[part], condition if len(condition) == 1 else condition[part]).float()
+        log_p = logits.log_softmax(-1).gather(1, answers[part, None])[:, 0].double()
+        found.append(torch.stack([log_p, (logits.argmax(-1) == answers[part]).double()], 1))
+    return torch.cat(found) if found else x.new_zeros(0, 2, dtype=torch.float64)
 
 
 def conditional(

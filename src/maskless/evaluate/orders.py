@@ -1,8 +1,9 @@
 """Does the order matter? The likelihood of text along an order, and samples that are drawn in it.
 
 Along an order in K steps, each step predicts its tokens from those of the steps before, so the costs of all steps add
-up to -log p(text) of exactly that sampler. Random and left-to-right orders are known beforehand, so a few steps stand
-for all; the order of confidence is found on the way, from the tokens that are known, and so is a likelihood too.
+up to -log p(text) of exactly that sampler. A network that answers chains gives them all in one pass; for another a few
+steps stand for all. The order of confidence is found on the way, from the tokens that are known, and so is a likelihood
+too.
 
 Shapes: B sequences, L length, K steps, U targets, V vocabulary.
 """
@@ -19,17 +20,56 @@ from maskless.checkpoint import Model
 from maskless.codec.text import TextCodec
 from maskless.engine import engine_of, serves
 from maskless.evaluate.genppl import Draw, Sample, sample_of
-from maskless.logits import row_keys
+from maskless.logits import row_keys, uniforms
+from maskless.mixture import hidden_spans
 from maskless.nn import Network, device_of
 from maskless.nn.calls import evaluating
 from maskless.nn.causal import CausalTransformer
 from maskless.nn.loss import answer_costs
-from maskless.order import COUNTS, ORDERS
+from maskless.nn.partition import chains
+from maskless.objective import along as token_costs
+from maskless.objective import bound
+from maskless.order import COUNTS, ORDERS, in_place, strands
 from maskless.problems import split
-from maskless.sampling import Plan, Truncation, plan, sample_confident
+from maskless.sampling import Plan, Truncation, plan, plan_strands, sample_confident
 
 CONFIDENCE = "confidence"
-NAMES = {"random": "random", "left-to-right": "raster", CONFIDENCE: CONFIDENCE}
+NAMES = ("random", "left", "strands", CONFIDENCE)
+OLD = {"left-to-right": "left", "raster": "left"}
+STRANDS = 8  # of the strands that are measured by default
+EXACT = ("left to right", f"{STRANDS} strands", f"{STRANDS} strands, in step")
+
+
+@torch.no_grad()
+def exactly(network: Network, tokens: Tensor, counted: Tensor, way: str, *, lead: int) -> Tensor:
+    """-log p of each sequence, exactly, along an order.  (B, L) -> (B,) float64
+
+    way: one of `EXACT`. Strands have each token depend on all before it, or (in step, as they are drawn) only on those
+    of the steps before. lead: so many tokens begin every row, and every order.
+    """
+    B, L = tokens.shape
+    known = (torch.arange(L) < lead).expand(B, L)
+    longest = torch.full((B, 1), L if way == EXACT[0] else max(1, -(-(L - lead) // STRANDS)))
+    planned = plan_strands(known, ~known, torch.zeros(B, dtype=torch.long), longest=longest, shape=in_place)
+    seen = planned.seen() if way == EXACT[2] else None
+    costs = token_costs(network, tokens, planned.order, torch.zeros(B, dtype=torch.long), seen=seen)
+    return (costs * counted).sum(1)
+
+
+@torch.no_grad()
+def in_gaps(network: Network, tokens: Tensor, counted: Tensor, *, lead: int, seed: int, samples: int) -> Tensor:
+    """-log p of random spans given all the rest; the rest is cleared in counted.  (B, L) -> (B,) float64
+
+    Exact along strands, one for each gap, of a network that answers chains; a bound from `samples` splits of another.
+    """
+    B, L = tokens.shape
+    u = uniforms(row_keys(seed, torch.arange(B))[:, None], torch.arange(L), 0)
+    hidden = torch.cat([torch.zeros(B, lead, dtype=torch.bool), hidden_spans(u[:, lead:])], 1)
+    counted &= hidden
+    if not chains(network):
+        return bound(network, tokens, ~hidden, counted=counted, samples=samples, seed=seed)
+    order = in_place(strands(L))(hidden.long(), u)
+    return (token_costs(network, tokens, order, (~hidden).sum(1)) * counted).sum(1)
 
 
 @torch.no_grad()
@@ -45,22 +85,27 @@ def along(
 ) -> Tensor:
     """-log p of each sequence, decided in K steps along an order, by default a token in each.  (B, L) -> (B,) float64
 
-    For random and left-to-right an unbiased estimate from `samples` of the steps (stratified); exact with K or more,
-    which for a random order leaves the order itself to chance. For confidence always exact: each step takes the
-    positions whose most likely token has the largest probability.
+    An unbiased estimate from `samples` of the steps (stratified); exact with K or more, and always of a network that
+    answers chains; a random order is itself left to chance. For confidence always exact: each step takes the positions
+    whose most likely token has the largest probability.
     """
     B, L = tokens.shape
-    if order not in NAMES:
-        raise ValueError(f"unknown order {order!r}: expected one of {', '.join(NAMES)}")
+    order = _named(order)
     if isinstance(network, CausalTransformer):
         raise ValueError("a causal model knows one order only, left to right: its bound is its likelihood")
     counted = torch.ones_like(tokens, dtype=torch.bool) if counted is None else counted
     known = torch.zeros_like(tokens, dtype=torch.bool)
-    chosen = ORDERS[NAMES[order]] if order != CONFIDENCE else ORDERS["raster"]
     keys, K = row_keys(seed, torch.arange(B)), L if steps is None else steps
-    planned = plan(known, ~known, keys, steps=K, order=chosen, counts=COUNTS["uniform"])
+    if order == "strands":
+        planned = plan_strands(known, ~known, keys, longest=torch.full((B, 1), K), shape=in_place)
+        K = planned.steps
+    else:
+        chosen = ORDERS["random" if order == "random" else "left"]
+        planned = plan(known, ~known, keys, steps=K, order=chosen, counts=COUNTS["uniform"])
     if order == CONFIDENCE:
         return _along_confidence(network, tokens, planned, counted)
+    if chains(network):
+        return (token_costs(network, tokens, planned.order, planned.ends[:, 0], seen=planned.seen()) * counted).sum(1)
     total = torch.zeros(B, dtype=torch.float64)
     shift = torch.rand(B, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
     n = min(samples, K)
@@ -88,14 +133,12 @@ def _along_confidence(network: Network, tokens: Tensor, planned: Plan, counted: 
     return total
 
 
-def drawing(model: Model, *, order: str = "random", length: int | None = None, **how: Any) -> Draw:
+def drawing(model: Model, *, order: str | None = None, length: int | None = None, **how: Any) -> Draw:
     """What draws samples of a model in an order; how: temperature, top_p, top_k, counts, seed, revise, of `How`."""
-    names = NAMES | {"raster": "raster"}
-    if order not in names:
-        raise ValueError(f"unknown order {order!r}: expected one of {', '.join(NAMES)}")
+    order = None if order is None else _named(order)
     settings = texts.How(**how)
     causal = isinstance(model.network, CausalTransformer)
-    if causal and order not in ("random", "left-to-right", "raster"):
+    if causal and order not in (None, "random", "left"):
         raise ValueError(f"a causal model draws from left to right, not by {order}")
     if settings.revise and order == CONFIDENCE:
         raise ValueError(f"revise {settings.revise} goes with a planned order, not with confidence: expected 0")
@@ -103,16 +146,23 @@ def drawing(model: Model, *, order: str = "random", length: int | None = None, *
     def draw(first: int, n: int, steps: int) -> list[Sample]:
         if order == CONFIDENCE:
             return _confident(model, first, n, steps, length, settings)
-        given = how | {"steps": None if causal else steps, "order": names[order]}
+        given = how | {"steps": None if causal else steps, "order": None if causal else order}
         drawn = texts.generate_texts(model, n, first=first, batch=n, length=length, **given)
         return [sample_of(one.tokens, _codec(model), model.layout) for one in drawn]
 
     return draw
 
 
+def _named(order: str) -> str:
+    """An order by its name, or by one that it had before."""
+    if order not in (*NAMES, *OLD):
+        raise ValueError(f"unknown order {order!r}: expected one of {', '.join(NAMES)}")
+    return OLD.get(order, order)
+
+
 def unknown(model: Model, length: int | None = None) -> int:
     """How many tokens of a sample are decided: the most steps there can be."""
-    lead = model.layout != "packed" and isinstance(model.codec, TextCodec) and model.codec.bos is not None
+    lead = len(model.lead) if isinstance(model.codec, TextCodec) else 0
     return (model.config.length if length is None else length) - lead
 
 

@@ -23,7 +23,8 @@ from maskless.nn.calls import evaluating
 from maskless.nn.causal import CausalTransformer
 from maskless.nn.loss import cost
 from maskless.nn.masked import MaskedTransformer
-from maskless.objective import OBJECTIVES, Objective, Task, loss, mixed_seed, noise
+from maskless.nn.partition import chains
+from maskless.objective import OBJECTIVES, Objective, Task, chain, loss, mixed_seed, noise
 
 # By the network: what its objectives are called, and which they are. All of them estimate the same bound.
 TWO_GROUPS = {"pgm": "pgm", "pgm-exact": "pgm-exact", "pgm-released": "pgm-released", "mdlm": "mdlm"}
@@ -61,7 +62,8 @@ def objectives_of(network: nn.Module) -> dict[str, Objective]:
     if isinstance(network, CausalTransformer):
         raise ValueError("a causal model's gradient has no split to vary: expected pgm, mdlm or mdlm-complementary")
     names = MASKED if isinstance(network, MaskedTransformer) else TWO_GROUPS
-    return {name: OBJECTIVES[task] for name, task in names.items()}
+    found = {name: OBJECTIVES[task] for name, task in names.items()}
+    return found | ({"chain": chain(lambda t, u: u.argsort(1))} if chains(network) else {})
 
 
 def gradient_variance(

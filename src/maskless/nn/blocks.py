@@ -18,7 +18,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from maskless.nn.attention import KERNELS, has_kernels, turned_attention
+from maskless.nn.attention import KERNELS, Stairs, has_kernels, turned_attention
 from maskless.problems import Offsets
 
 Weights = tuple[Tensor, Tensor | None]
@@ -266,13 +266,19 @@ class CrossBlock(nn.Module):
         self.modulation = Modulation(condition, width, 6)
 
     def forward(
-        self, x: Tensor, memory: Tensor, ends: tuple[Offsets, Offsets], ropes: tuple[Tensor, Tensor], condition: Tensor
+        self,
+        x: Tensor,
+        memory: Tensor,
+        ends: tuple[Offsets, Offsets],
+        ropes: tuple[Tensor, Tensor],
+        condition: Tensor,
+        stairs: Stairs | None = None,
     ) -> Tensor:
-        """ends, ropes: of the targets and of the context."""
+        """ends, ropes: of the targets and of the context; stairs: how much of it each target sees."""
         shift1, scale1, gate1, *modulation2 = self.modulation(condition, ends[0])
         q = F.linear(*modulated(normalise(x), self.q, self.norm_q, shift1, scale1)).unflatten(1, (1, self.heads, -1))
         kv = F.linear(memory, *fold_in(self.kv, self.norm_kv)).unflatten(1, (2, self.heads, -1))
-        a = turned_attention(q, kv, ends, ropes, causal=False)
+        a = turned_attention(q, kv, ends, ropes, stairs=stairs)
         x = x + dropout(gated(a.flatten(1), self.out, gate1), self.dropout, self.training)
         return x + dropout(self.mlp(x, self.norm2, *modulation2), self.dropout, self.training)
 

@@ -61,6 +61,7 @@ class MaskedTransformer(nn.Module):
 
     def states(self, problems: Problems, condition: Tensor) -> Tensor:
         """What the head reads at the targets.  -> (U, D)"""
+        problems.check_whole("a masked network")
         S, L = len(problems), self.config.length if self.config.always_full else reach(problems)
         known = problems.offsets.owner * L + problems.positions
         tokens = torch.full((S * L,), self.config.mask, device=known.device).index_copy(0, known, problems.tokens)

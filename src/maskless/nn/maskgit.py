@@ -84,6 +84,7 @@ class MaskGIT(nn.Module):
 
     def states(self, problems: Problems, condition: Tensor) -> Tensor:
         """What the head reads at the targets; BOS is no target.  -> (U, D)"""
+        problems.check_whole("a masked network")
         S, L = len(problems), self.config.length
         known = problems.offsets.owner * L + problems.positions
         tokens = torch.full((S * L,), self.config.mask, device=known.device).index_copy(0, known, problems.tokens)

@@ -14,7 +14,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from maskless.nn.attention import rotary_table, turned_attention
+from maskless.nn.attention import Stairs, rotary_table, turned_attention
 from maskless.nn.blocks import (
     ClassCondition,
     ConstantCondition,
@@ -32,7 +32,7 @@ from maskless.problems import Offsets, Problems
 
 QUERIES = ("position", "mean", "logsumexp")
 CONTEXTS = ("full", "ordered")
-SWAPS = ("released", "residual")
+SWAPS = ("released", "residual", "gated")
 ROPES = ("1d", "2d")
 
 
@@ -49,7 +49,7 @@ class PartitionConfig:
     condition: int = 128  # width of what drives the modulations: a constant, or the vector of a class
     dropout: float = 0.1
     queries: str = "position"  # what GroupSwap asks with: the position, or also an aggregate of the context
-    swap: str = "released"  # what GroupSwap returns: only what it found, or (residual) its query as well
+    swap: str = "released"  # what GroupSwap returns: what it found; "residual": and its query; "gated": a share of it
     context: str = "full"  # "ordered": a context token attends only to those known before it, so it can be cached
     never: int | None = None  # an id that is never predicted (released models keep a row for a mask)
     classes: int | None = None  # labels 0 to classes - 1, and `classes` for a dropped one; None: no labels (text)
@@ -89,7 +89,7 @@ class PartitionTransformer(nn.Module):
         self.encoder = nn.ModuleList(SelfBlock(D, heads, C, dropout, causal=ordered) for _ in range(config.encoder))
         self.normalised = Normalised()
         reserved = Registers.PLACES if config.registers else 0
-        self.swap = GroupSwap(D, heads, reserved + config.length, config.queries, config.swap == "residual")
+        self.swap = GroupSwap(D, heads, reserved + config.length, config.queries, config.swap)
         self.decoder = nn.ModuleList(CrossBlock(D, heads, C, dropout) for _ in range(config.decoder))
         self.head = Head(D, config.vocab, C, config.never)
         if config.rope == "2d" and config.grid is not None:
@@ -107,20 +107,40 @@ class PartitionTransformer(nn.Module):
     def states(self, problems: Problems, condition: Tensor) -> Tensor:
         """What the head reads at the targets.  -> (U, D)"""
         memory, offsets = self.embedding(problems.tokens), problems.offsets  # (T, D)
-        positions, targets = problems.positions, problems.targets
+        positions, targets, seen = problems.positions, problems.targets, problems.seen
+        if seen is not None:
+            self.check_chain()
         if self.registers is not None:
             memory, positions, offsets = self.registers(memory, positions, offsets)
             targets = targets + Registers.PLACES
+            seen = None if seen is None else seen.map(lambda counts: counts + 1)
+        stairs = None if seen is None else Stairs.of(seen, problems.target_offsets, offsets)
         ropes, ends = (self.rope[targets], self.rope[positions]), (problems.target_offsets, offsets)
         if len(condition) > 1:  # layers look up the problem of each token; a compiled one cannot fill that cache itself
             _ = [each.owner for each in ends]
         for block in self.encoder:
             memory = block(memory, offsets, ropes[1], condition)
-        x = self.swap(targets, memory, ends, ropes).to(memory.dtype)  # (U, D)
+        x = self.swap(targets, memory, ends, ropes, stairs).to(memory.dtype)  # (U, D)
         memory = self.normalised(memory)  # once for all decoder layers: their norms share the statistics
         for block in self.decoder:
-            x = block(x, memory, ends, ropes, condition)
+            x = block(x, memory, ends, ropes, condition, stairs)
         return x
+
+    def check_chain(self) -> None:
+        """Raise a ValueError where a target would learn of tokens that it must not see."""
+        for what, has, needs in (
+            ("context", self.config.context, "ordered"),
+            ("queries", self.config.queries, "position"),
+        ):
+            if has != needs:
+                raise ValueError(f"a chain with {what} {has!r} would see what it predicts: expected {needs!r}")
+
+
+def chains(network: object) -> bool:
+    """Whether a network answers chains: all conditionals of an order in one pass."""
+    if not isinstance(network, PartitionTransformer):
+        return False
+    return network.config.context == "ordered" and network.config.queries == "position"
 
 
 class Registers(nn.Module):
@@ -158,37 +178,49 @@ class GroupSwap(nn.Module):
     With an aggregate, the queries also know a summary of the encoded context. (The paper adds the aggregate after the
     projection, the released code before the norm, as here.) No MLP: the output is the decoder's input.
 
-    residual: the output keeps the query, so that the decoder knows where it is; in the released networks it must find
-    that out again from what it attends to. That helps on a small position-bound language and hurts on real text
-    (docs/results.md).
+    kind: the released networks return only what was found, so the decoder must find out again from it where it is,
+    and cannot as long as there is one token to attend to: whatever is asked, that is the answer. "residual" returns the
+    query as well. "gated" learns how much of it, starting at nothing (docs/results.md).
     """
 
     places: Tensor
 
-    def __init__(self, width: int, heads: int, length: int, queries: str, residual: bool):
+    def __init__(self, width: int, heads: int, length: int, queries: str, kind: str):
         super().__init__()
-        self.heads, self.residual = heads, residual
+        self.heads, self.kind = heads, kind
         self.aggregate = {"position": None, "mean": segment_mean, "logsumexp": segment_logsumexp}[queries]
         self.start = nn.Parameter(torch.randn(1, width))
         self.norm = nn.LayerNorm(width)
         self.q = nn.Linear(width, width)
         self.kv = nn.Linear(width, 2 * width)
         self.out = nn.Linear(width, width)
+        self.gain = nn.Parameter(torch.zeros(width)) if kind == "gated" else None
         self.register_buffer("places", sinusoids(length, width), persistent=False)
 
     def forward(
-        self, targets: Tensor, memory: Tensor, ends: tuple[Offsets, Offsets], ropes: tuple[Tensor, Tensor]
+        self,
+        targets: Tensor,
+        memory: Tensor,
+        ends: tuple[Offsets, Offsets],
+        ropes: tuple[Tensor, Tensor],
+        stairs: Stairs | None = None,
     ) -> Tensor:
-        """targets (U,), memory (T, D); ends, ropes: of the targets and of the context -> (U, D)"""
+        """targets (U,), memory (T, D); ends, ropes, stairs: as in `CrossBlock` -> (U, D)"""
         query = self.start + self.places[targets]
         if self.aggregate is not None:
             query = query + self.aggregate(memory, ends[1])[ends[0].owner]
         query = self.norm(query)
         q = self.q(query).unflatten(1, (1, self.heads, -1))
         kv = self.kv(memory).unflatten(1, (2, self.heads, -1))
-        a = turned_attention(q, kv, ends, ropes, causal=False)
+        a = turned_attention(q, kv, ends, ropes, stairs=stairs)
         found: Tensor = self.out(a.flatten(1))
-        return query + found if self.residual else found
+        return found if (own := self.kept(query)) is None else own + found
+
+    def kept(self, query: Tensor) -> Tensor | None:
+        """What is returned of the query.  (U, D) -> (U, D)"""
+        if self.gain is not None:
+            return self.gain * query
+        return query if self.kind == "residual" else None
 
 
 def segment_mean(x: Tensor, offsets: Offsets) -> Tensor:

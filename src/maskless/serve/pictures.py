@@ -133,7 +133,7 @@ def rows_of(host: Host, canvas: Canvas, settings: PictureSettings) -> list[Row]:
     if asked > host.limits.steps:
         raise ValueError(f"{asked} steps are more than the server allows: {host.limits.steps}")
     key = row_keys(settings.seed, torch.zeros(1, dtype=torch.long))
-    inner: Order = halton((h, w)) if settings.order == "halton" else ORDERS.get(settings.order, ORDERS["random"])
+    inner: Order = {"halton": halton((h, w)), "raster": ORDERS["left"]}.get(settings.order, ORDERS["random"])
     made = plan(
         known, ~known, key, steps=min(asked, unknown), order=after_lead(inner, 1), counts=COUNTS[settings.counts]
     )

@@ -31,8 +31,10 @@ from maskless.nn.blocks import Head
 from maskless.nn.loss import chunk_size, product_type
 from maskless.objective import mixed_seed, noise
 from maskless.problems import Problems, partition, split
+from maskless.train.config import TrainConfig
 from maskless.train.distill_loss import RULED_OUT, Divergence, Linear, divergence
-from maskless.train.loop import TrainConfig, Work, counts, labels_of, pieces_of
+from maskless.train.loop import Work
+from maskless.train.tasks import counts, labels_of, pieces_of
 
 DRAWS = 1 << 20  # keeps the seeds of draws apart from those of dropout, which end in the number of a process
 GROUPS = ("one", "two")

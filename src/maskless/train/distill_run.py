@@ -26,11 +26,13 @@ from maskless.data.image_tokens import PreparedImages
 from maskless.data.tokens import Prepared
 from maskless.files import json_text, write_aside
 from maskless.objective import mixed_seed
+from maskless.train.config import TrainConfig
 from maskless.train.data import found_again, open_data, same_data
 from maskless.train.distill import ARCCOS, GROUPS, UNIFORM, Stride, Teacher, teaching
 from maskless.train.distill_loss import LOSSES
-from maskless.train.loop import Progress, TrainConfig, take_steps
-from maskless.train.run import Run, RunConfig, check_processes, complete, processes
+from maskless.train.loop import Progress, take_steps
+from maskless.train.processes import check_processes, processes
+from maskless.train.run import Run, RunConfig, complete
 from maskless.train.setup import CHANGEABLE
 
 CONFIG, RESULTS = "distill.json", "rounds.json"

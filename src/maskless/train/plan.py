@@ -11,7 +11,7 @@ import torch
 from maskless.checkpoint import NETWORKS
 from maskless.codec.text import TextCodec
 from maskless.data.image_tokens import PreparedImages
-from maskless.train.loop import IMAGE_MODELS, MODELS, TEXT_MODELS
+from maskless.train.config import IMAGE_MODELS, MODELS, TEXT_MODELS
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -13,9 +13,6 @@ from typing import Any
 
 import numpy as np
 import torch
-from accelerate import Accelerator, DistributedType, PartialState
-from accelerate.tracking import get_available_trackers
-from accelerate.utils import FullyShardedDataParallelPlugin, ProjectConfiguration, parse_flag_from_env
 from rich.console import Console
 from rich.markup import escape
 from torch import nn
@@ -30,11 +27,14 @@ from maskless.ema import EMA
 from maskless.evaluate.likelihood import Likelihood, likelihood
 from maskless.files import sweep, write_aside
 from maskless.images import generate_images
+from maskless.mixture import Mixture
 from maskless.nn.blocks import open_gates
 from maskless.train import state
+from maskless.train.config import MODELS, TrainConfig
 from maskless.train.data import open_data, same_data
 from maskless.train.interruption import Interruption
-from maskless.train.loop import MODELS, Clock, Progress, TrainConfig, compile_layers, is_due, share_done, train
+from maskless.train.loop import Clock, Progress, compile_layers, is_due, share_done, train
+from maskless.train.processes import accelerator_of, check_processes, processes
 from maskless.train.report import Metrics, Speed, or_unknown, plot_losses, progress_bar
 
 
@@ -92,7 +92,7 @@ class Run:
         known = same_data(self.data, config.fingerprint, folder)
         self.config = dataclasses.replace(config, fingerprint=known)
         _check_sizes(config, self.data)
-        self.accelerator = _accelerator(self.settings, folder)
+        self.accelerator = accelerator_of(self.settings, folder)
         self.main = self.accelerator.is_main_process
         network = self.build()
         compile_layers(network, self.settings, self.accelerator.device)
@@ -106,7 +106,7 @@ class Run:
         self.network, self.optimizer = self.accelerator.prepare(network, adam)
         self.ema = EMA(self.network.parameters(), self.settings.ema)
         self.start, spent = state.restore(folder / "states", self.network, self.optimizer, self.ema, self.accelerator)
-        self.model = _model(self.accelerator.unwrap_model(self.network), self.data)
+        self.model = _model(self.accelerator.unwrap_model(self.network), self.data, self.settings.orders)
         if self.main:
             sweep(folder)
             self.config.write(folder)
@@ -126,8 +126,16 @@ class Run:
 
     def steps(self) -> Iterator[Progress]:
         """Optimiser steps from where the run stands."""
-        rows, common = self.rows(), (self.settings, self.accelerator)
-        return train(self.network, self.optimizer, rows, *common, start=self.start, clock=self.clock, pad=self.data.pad)
+        given = self.network, self.optimizer, self.rows(), self.settings, self.accelerator
+        grid = self.data.grid if isinstance(self.data, PreparedImages) else None
+        return train(*given, start=self.start, clock=self.clock, pad=self.data.pad, lead=self.lead, grid=grid)
+
+    @property
+    def lead(self) -> int:
+        """How many tokens begin every row and every order of a chain."""
+        if isinstance(self.data, PreparedImages):
+            return 1
+        return len(self.model.lead) if self.model.mixture else 0
 
     def rows(self) -> TokenRows:
         """What is trained on; a dropped label is the one that means no class to the network."""
@@ -166,9 +174,8 @@ class Run:
         """The validation bound of the averaged weights."""
         self._write_losses()  # one that is no number is named before it spoils what is measured
         with self.clock.paused(), self._averaged():
-            measured = likelihood(
-                self.model.network, self.data.split("valid"), sequences=sequences, samples=4, pad=self.data.pad
-            )
+            network, rows, pad = self.model.network, self.data.split("valid"), self.data.pad
+            measured = likelihood(network, rows, sequences=sequences, samples=4, pad=pad, lead=self.lead)
         if not math.isfinite(measured.nats):
             raise ValueError(f"the validation bound is {measured.nats} at step {step}: {state.DIVERGED}")
         numbers = {"validation": measured.nats, "error": measured.error, "perplexity": measured.perplexity}
@@ -301,40 +308,12 @@ def _pm(measured: Likelihood) -> str:
     return f"{measured.perplexity:.1f} ± {or_unknown(measured.perplexity_error, '.1f')}"
 
 
-def processes() -> PartialState:
-    """The processes that a launcher started to train together; without an accelerator they are joined over gloo."""
-    return PartialState(cpu=parse_flag_from_env("ACCELERATE_USE_CPU") or not torch.accelerator.is_available())
-
-
-def _accelerator(settings: TrainConfig, folder: Path) -> Accelerator:
-    """Precision stays with `nn.autocast`, so Accelerate runs without mixed precision of its own."""
-    sharding = None
-    if settings.fsdp:
-        named = {"partition": ["SelfBlock", "CrossBlock"], "maskgit": ["Block"]}
-        blocks = named.get(MODELS[settings.model][0], ["SelfBlock"])
-        sharding = FullyShardedDataParallelPlugin(
-            fsdp_version=2, auto_wrap_policy="transformer_based_wrap", transformer_cls_names_to_wrap=blocks
-        )
-    project = ProjectConfiguration(project_dir=str(folder), logging_dir=str(folder))
-    tracker = None if settings.tracker == "none" else settings.tracker
-    if tracker and tracker not in map(str, get_available_trackers()):
-        raise ValueError(f"tracker {tracker} is not installed: pip install {tracker}, or take another")
-    return Accelerator(mixed_precision="no", log_with=tracker, project_config=project, fsdp_plugin=sharding)
-
-
-def check_processes(settings: TrainConfig, state: PartialState) -> None:
-    """Whether these processes can share out the work as the settings say."""
-    world, pieces = state.num_processes, settings.accumulate
-    if settings.batch % (world * pieces):
-        raise ValueError(f"batch {settings.batch} does not split over {world} process(es) x {pieces} piece(s)")
-    if settings.fsdp and state.distributed_type in (DistributedType.NO, DistributedType.MULTI_CPU):
-        raise ValueError("fsdp shards over GPUs, with a process for each: start with torchrun or accelerate launch")
-
-
-def _model(network: nn.Module, data: Prepared | PreparedImages) -> Model:
+def _model(network: nn.Module, data: Prepared | PreparedImages, orders: str) -> Model:
+    image = isinstance(data, PreparedImages)
+    mixture = Mixture.parse(orders, image=image) if orders else None
     if isinstance(data, PreparedImages):
-        return Model(network, data.codec(), "image", data.classes)
-    return Model(network, data.codec(), data.layout)
+        return Model(network, data.codec(), "image", data.classes, mixture)
+    return Model(network, data.codec(), data.layout, mixture=mixture)
 
 
 def _check_sizes(config: RunConfig, data: Prepared | PreparedImages) -> None:

@@ -19,10 +19,12 @@ from maskless.data.image_tokens import holds_images, open_images
 from maskless.data.sources import read
 from maskless.data.tokens import Prepared, open_tokens
 from maskless.files import locked
+from maskless.mixture import IMAGE_DEFAULT, TEXT_DEFAULT, Mixture
+from maskless.train.config import TrainConfig
 from maskless.train.data import found_again
-from maskless.train.loop import TrainConfig
 from maskless.train.plan import Plan, image_network_config, network_config, plan
-from maskless.train.run import RunConfig, check_processes, processes
+from maskless.train.processes import check_processes, processes
+from maskless.train.run import RunConfig
 from maskless.train.state import check_end
 
 CHARACTERS_PER_PACKED_BYTE = 3.5  # of text in .gz, .xz and .zst files
@@ -61,6 +63,11 @@ def configure(folder: Path, request: Request, prepare: Prepare) -> RunConfig:
     settings = _settings(request, sizes)
     check_processes(settings, processes())
     network = {"width": sizes.width, "layers": sizes.layers} | request.network
+    if settings.objective == "chain":
+        network = {"context": "ordered"} | network
+        for name, needs in (("context", "ordered"), ("queries", "position")):
+            if network.get(name, needs) != needs:
+                raise ValueError(f"{name} {network[name]!r} with a chain: expected {needs!r}, or --objective partition")
     if request.data is not None and holds_images(request.data):
         images = open_images(request.data)
         config = image_network_config(settings.model, images, **network)
@@ -99,9 +106,24 @@ def _settings(request: Request, sizes: Plan) -> TrainConfig:
         "decay": "cosine",
         "sample_every": None,
     }
-    if request.data is not None and holds_images(request.data) and request.train.get("model", "pgm") == "pgm":
-        derived["weights"] = "arccos"
+    image = request.data is not None and holds_images(request.data)
+    if request.train.get("model", "pgm") == "pgm":
+        derived["weights"] = "arccos" if image else "bounded"
+        derived |= _objective(request, image)
     return TrainConfig(**derived | request.train)
+
+
+def _objective(request: Request, image: bool) -> dict[str, str]:
+    """The objective of a PGM that was not asked for: a chain, unless what was asked for belongs to two groups."""
+    given, asked = request.train, request.train.get("objective")
+    kinds = {"context": "ordered", "queries": "position"} | request.network
+    of_two = image or "weights" in given or (kinds["context"], kinds["queries"]) != ("ordered", "position")
+    if asked == "partition" or (asked is None and of_two and "orders" not in given):
+        return {"objective": "partition"}
+    if "weights" in given:
+        raise ValueError(f"weights {given['weights']!r} belong to two groups: a chain weighs every token alike")
+    orders = given.get("orders") or (IMAGE_DEFAULT if image else TEXT_DEFAULT)
+    return {"objective": "chain", "orders": str(Mixture.parse(orders, image=image))}
 
 
 # What a run, a codec's run or a distillation puts in its folder before its first step.

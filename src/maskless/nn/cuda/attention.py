@@ -18,18 +18,20 @@ TILE = 64  # queries or keys: the best of six measured on an H200, for each of t
 TOKENS = 4  # that a program turns
 
 
-def attend(q: Tensor, k: Tensor, v: Tensor, q_bounds: Tensor, k_bounds: Tensor, causal: bool) -> tuple[Tensor, Tensor]:
+def attend(
+    q: Tensor, k: Tensor, v: Tensor, q_bounds: Tensor, k_bounds: Tensor, seen: Tensor | None, causal: bool
+) -> tuple[Tensor, Tensor]:
     """As `attention.attention`, without gradients; and each query's log2 of the sum of weights.
 
     Tiles lie on the packed arrays as a whole. One that spans a boundary sees the other side of both segments through a
-    mask; within a segment only its end needs one.
+    mask; within a segment only its end needs one. What no query of a tile sees is skipped.
 
-    q (Tq, h, d), k and v (Tk, h, d) -> as q, (h, Tq)
+    q (Tq, h, d), k and v (Tk, h, d), seen (Tq,) how many keys of its segment each query sees -> as q, (h, Tq)
     """
     T, h, d = q.shape
     out, sums = q.new_empty(T, h, d), q.new_empty(h, T, dtype=float32)
-    ends, strides = (q_bounds, k_bounds, T, len(q_bounds) - 1), _strides(q, k, v)
-    meta = _meta(q, q_bounds, causal)
+    ends, strides = (q_bounds, k_bounds, seen, T, len(q_bounds) - 1), _strides(q, k, v)
+    meta = _meta(q, q_bounds, causal, seen)
     _attend[(triton.cdiv(T, TILE), h)](q, k, v, out, sums, *ends, d**-0.5 / math.log(2), *strides, **meta, num_stages=3)
     return out, sums
 
@@ -42,15 +44,17 @@ def attend_turned(
     k_turn: Tensor,
     q_bounds: Tensor,
     k_bounds: Tensor,
+    seen: Tensor | None,
+    askers: Tensor | None,
     causal: bool,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """As `attention.turned_attention`; and what its gradient needs: sums, and queries and keys as they were turned.
 
-    -> (Tq, h, d), (h, Tq), (Tq, h, d), (Tk, h, d)
+    seen (Tq,) and askers (Tk,): of stairs.  -> (Tq, h, d), (h, Tq), (Tq, h, d), (Tk, h, d)
     """
     q, k, v = parts(x, memory)
     q, k = _turned(q, q_turn), _turned(k, k_turn)
-    return *attend(q, k, v, q_bounds, k_bounds, causal), q, k
+    return *attend(q, k, v, q_bounds, k_bounds, seen, causal), q, k
 
 
 def parts(x: Tensor, memory: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:
@@ -79,6 +83,8 @@ def attend_turned_backward(
     k_turn: Tensor,
     q_bounds: Tensor,
     k_bounds: Tensor,
+    seen: Tensor | None,
+    askers: Tensor | None,
     causal: bool,
 ) -> tuple[Tensor, Tensor]:
     """Gradients of x and, if there is one, of the memory, written where they belong; q and k are as turned.
@@ -90,14 +96,14 @@ def attend_turned_backward(
     d_memory = x.new_empty(0 if memory is None else memory.shape)
     dq, dk, dv = parts(dx, None if memory is None else d_memory)
     dots, scale, strides = torch.empty_like(sums), d**-0.5, _strides(q, k, v, g)
-    meta, q_grid, k_grid = _meta(q, q_bounds, causal), (triton.cdiv(T, TILE), h), (triton.cdiv(Tk, TILE), h)
-    ends = q_bounds, k_bounds, T, Tk, len(q_bounds) - 1
-    rest = *ends, scale / math.log(2), scale, *strides
+    meta, q_grid, k_grid = _meta(q, q_bounds, causal, seen), (triton.cdiv(T, TILE), h), (triton.cdiv(Tk, TILE), h)
+    ends, sizes = (q_bounds, k_bounds), (T, Tk, len(q_bounds) - 1)
+    rest = *sizes, scale / math.log(2), scale, *strides
     # It finds the dots of outputs and their gradients, which come next.
-    _queries[q_grid](q, k, v, g, out, dq, sums, dots, q_turn, dq.stride(0), *rest, **meta, num_stages=3)
+    _queries[q_grid](q, k, v, g, out, dq, sums, dots, q_turn, dq.stride(0), *ends, seen, *rest, **meta, num_stages=3)
     # With 168 registers three programs share a multiprocessor, which makes them a tenth faster.
     how = {"num_stages": 2, "maxnreg": 168}
-    _keys[k_grid](q, k, v, g, dk, dv, sums, dots, k_turn, dk.stride(0), *rest, **how, **meta)
+    _keys[k_grid](q, k, v, g, dk, dv, sums, dots, k_turn, dk.stride(0), *ends, askers, *rest, **how, **meta)
     return dx, d_memory
 
 
@@ -107,13 +113,14 @@ def _strides(*parts: Tensor) -> list[int]:
     return [x.stride(i) for x in parts for i in (0, 1)]
 
 
-def _meta(q: Tensor, bounds: Tensor, causal: bool) -> dict[str, Any]:
+def _meta(q: Tensor, bounds: Tensor, causal: bool, seen: Tensor | None) -> dict[str, Any]:
     bits = len(bounds).bit_length()  # how often a bisection halves the segments
-    return {"D": q.shape[2], "CAUSAL": causal, "BITS": bits, "TILE": TILE, "num_warps": 4}
+    modes = {"CAUSAL": causal, "STAIRS": seen is not None}
+    return {"D": q.shape[2], **modes, "BITS": bits, "TILE": TILE, "num_warps": 4}
 
 
 @attend_turned.register_fake
-def _(x, memory, q_turn, k_turn, q_bounds, k_bounds, causal):
+def _(x, memory, *_):
     (T, _, h, d), Tk = x.shape, (x if memory is None else memory).shape[0]  # `len` would fix it in what is compiled
     return x.new_empty(T, h, d), x.new_empty(h, T, dtype=float32), x.new_empty(T, h, d), x.new_empty(Tk, h, d)
 
@@ -133,17 +140,20 @@ def _gradients(ctx: Any, g: Tensor, *_: Tensor) -> tuple[Tensor | None, ...]:
     g = g if g.stride(2) == 1 else g.contiguous()
     x, memory, *others = ctx.saved_tensors
     dx, d_memory = attend_turned_backward(g, x, memory, *others, ctx.causal)
-    return dx, None if memory is None else d_memory, None, None, None, None, None
+    return dx, None if memory is None else d_memory, *[None] * 7
 
 
 attend_turned.register_autograd(_gradients, setup_context=_keep)
 
 
 @triton.jit
-def _window(own, others, at, last, S, KEYS: tl.constexpr, CAUSAL: tl.constexpr, BITS: tl.constexpr):
+def _window(
+    own, others, stairs, at, last, S, KEYS: tl.constexpr, CAUSAL: tl.constexpr, STAIRS: tl.constexpr, BITS: tl.constexpr
+):
     """Where begins and ends what each query attends to or, for KEYS, what attends to each key.
 
     own, others: bounds of the segments on both sides; places beyond the last one count as the last.
+    stairs: how many keys each query sees or, for KEYS, the first query that sees each.
     """
     at = tl.minimum(at, last)
     low = tl.zeros_like(at)  # the last segment that begins at or before each place, by bisection
@@ -159,6 +169,11 @@ def _window(own, others, at, last, S, KEYS: tl.constexpr, CAUSAL: tl.constexpr, 
             begin = at
         else:
             end = at + 1
+    if STAIRS:
+        if KEYS:
+            begin = tl.load(stairs + at)
+        else:
+            end = begin + tl.load(stairs + at)
     return begin, end
 
 
@@ -208,12 +223,12 @@ def _turn(
 
 @triton.jit
 def _attend(
-    q, k, v, out, sums, q_bounds, k_bounds, T, S, scale, qt, qh, kt, kh, vt, vh,
-    D: tl.constexpr, CAUSAL: tl.constexpr, BITS: tl.constexpr, TILE: tl.constexpr,
+    q, k, v, out, sums, q_bounds, k_bounds, stairs, T, S, scale, qt, qh, kt, kh, vt, vh,
+    D: tl.constexpr, CAUSAL: tl.constexpr, STAIRS: tl.constexpr, BITS: tl.constexpr, TILE: tl.constexpr,
 ):  # fmt: skip
     head = tl.program_id(1)
     at = tl.program_id(0) * TILE + tl.arange(0, TILE)
-    begin, end = _window(q_bounds, k_bounds, at, T - 1, S, False, CAUSAL, BITS)
+    begin, end = _window(q_bounds, k_bounds, stairs, at, T - 1, S, False, CAUSAL, STAIRS, BITS)
     first, stop, full = _spans(begin, end, TILE)
     queries = _rows(q + head * qh, at, qt, T, D, True)
     top = tl.full((TILE,), float("-inf"), tl.float32)
@@ -255,12 +270,13 @@ def _seen(state, q, k, v, kt, vt, first, stop, begin, end, scale, MASKED: tl.con
 
 @triton.jit
 def _keys(
-    q, k, v, g, dk, dv, sums, dots, turn, stride, q_bounds, k_bounds, T, Tk, S, scale, natural,
-    qt, qh, kt, kh, vt, vh, gt, gh, D: tl.constexpr, CAUSAL: tl.constexpr, BITS: tl.constexpr, TILE: tl.constexpr,
+    q, k, v, g, dk, dv, sums, dots, turn, stride, q_bounds, k_bounds, stairs, T, Tk, S, scale, natural,
+    qt, qh, kt, kh, vt, vh, gt, gh,
+    D: tl.constexpr, CAUSAL: tl.constexpr, STAIRS: tl.constexpr, BITS: tl.constexpr, TILE: tl.constexpr,
 ):  # fmt: skip
     head = tl.program_id(1)
     at = tl.program_id(0) * TILE + tl.arange(0, TILE)
-    begin, end = _window(k_bounds, q_bounds, at, Tk - 1, S, True, CAUSAL, BITS)
+    begin, end = _window(k_bounds, q_bounds, stairs, at, Tk - 1, S, True, CAUSAL, STAIRS, BITS)
     first, stop, latest = tl.min(begin, 0), tl.max(end, 0), tl.max(begin, 0)
     one = tl.min(end, 0) == stop  # all keys are of one segment; the first queries see some of them, if causal
     plain = tl.where(one, tl.minimum(first + tl.cdiv(latest - first, TILE) * TILE, stop), stop)
@@ -298,12 +314,13 @@ def _asked(state, k, v, q, g, sums, dots, qt, gt, first, stop, begin, end, scale
 
 @triton.jit
 def _queries(
-    q, k, v, g, out, dq, sums, dots, turn, stride, q_bounds, k_bounds, T, Tk, S, scale, natural,
-    qt, qh, kt, kh, vt, vh, gt, gh, D: tl.constexpr, CAUSAL: tl.constexpr, BITS: tl.constexpr, TILE: tl.constexpr,
+    q, k, v, g, out, dq, sums, dots, turn, stride, q_bounds, k_bounds, stairs, T, Tk, S, scale, natural,
+    qt, qh, kt, kh, vt, vh, gt, gh,
+    D: tl.constexpr, CAUSAL: tl.constexpr, STAIRS: tl.constexpr, BITS: tl.constexpr, TILE: tl.constexpr,
 ):  # fmt: skip
     head, h = tl.program_id(1), tl.num_programs(1)
     at = tl.program_id(0) * TILE + tl.arange(0, TILE)
-    begin, end = _window(q_bounds, k_bounds, at, T - 1, S, False, CAUSAL, BITS)
+    begin, end = _window(q_bounds, k_bounds, stairs, at, T - 1, S, False, CAUSAL, STAIRS, BITS)
     first, stop, full = _spans(begin, end, TILE)
     queries, gradient = _rows(q + head * qh, at, qt, T, D, True), _rows(g + head * gh, at, gt, T, D, True)
     normal = tl.load(sums + head.to(tl.int64) * T + at, at < T, 0.0)

@@ -1,0 +1,88 @@
+"""Scores of texts: the exact likelihood along an order, or a bound over all orders."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from maskless import order as od
+from maskless.checkpoint import Model, check_model, check_rows
+from maskless.logits import seed_of
+from maskless.nn.calls import evaluating
+from maskless.nn.causal import CausalTransformer
+from maskless.objective import along, bound, orders_of
+
+NAMES = ("left", "strands")
+
+
+def log_likelihood(
+    model: Model,
+    tokens: Tensor | str,
+    known: Tensor | None = None,
+    *,
+    order: str | Tensor | None = None,
+    strands: int | None = None,
+    orders: int | None = None,
+    samples: int = 32,
+    seed: int | None = 0,
+) -> Tensor:
+    """log p(unknown tokens | known tokens) of each sequence, in nats.  (B, L) -> (B,) float64
+
+    known (B, L) bool: tokens that are given, not scored. By default an unbiased estimate of the variational bound (the
+    mean over all orders) from `samples` splits or orders; of a causal model the exact value.
+
+    order: the exact likelihood along it: "left", "strands" (each run of unknown tokens is one, or `strands` of them in
+    all), or a permutation of the positions, (L,) or (B, L). Known tokens come first, whatever it says. A model with
+    ordered context needs one pass; another one a call for each token.
+    orders: so many random orders give a tighter bound, log of the mean of p instead of the mean of log p. The seed
+    decides the splits and orders (None: others each time).
+    """
+    check_model(model)
+    if isinstance(tokens, str):
+        if known is not None:
+            raise ValueError("known= goes with token ids: expected none with a text")
+        lead, own = model.lead, model.text_codec.encode(tokens)
+        tokens = torch.tensor([lead + own], dtype=torch.long)
+        known = (torch.arange(tokens.shape[1]) < len(lead))[None]
+    if not isinstance(tokens, Tensor):
+        raise ValueError(f"tokens is a {type(tokens).__name__}: expected one text, or a tensor of token ids (B, L)")
+    single = tokens.ndim == 1
+    known = torch.zeros_like(tokens, dtype=torch.bool) if known is None else torch.as_tensor(known).bool()
+    tokens, known = (x.cpu()[None] if single else x.cpu() for x in (tokens, known))
+    check_rows(model, tokens, known)
+    seed = seed_of(seed)
+    if strands is not None and order != "strands":
+        raise ValueError(f"strands {strands} goes with the order 'strands', not with {order!r}")
+    if order is not None and orders is not None:
+        raise ValueError(f"orders {orders} are random ones: expected no order beside them")
+    for name, value in (("samples", samples), ("strands", strands), ("orders", orders)):
+        if value is not None and value < 1:
+            raise ValueError(f"{name} {value} is out of range: expected 1 or more")
+    with evaluating(model.network):
+        if isinstance(model.network, CausalTransformer):
+            if order is not None and order != "left":
+                raise ValueError("a causal model knows one order only: expected 'left'")
+            score = -bound(model.network, tokens, known)
+        elif order is not None:
+            score = -along(model.network, tokens, _permuted(model, order, known, strands), known.sum(1)).sum(1)
+        elif orders is not None:
+            costs = orders_of(model.network, tokens, known, counted=~known, orders=orders, seed=seed)
+            score = (-costs).logsumexp(0) - torch.tensor(float(orders)).log()
+        else:
+            score = -bound(model.network, tokens, known, samples=samples, seed=seed)
+    return score[0] if single else score
+
+
+def _permuted(model: Model, order: str | Tensor, known: Tensor, strands: int | None) -> Tensor:
+    """The known positions of each row, in the order that its training showed, then the others as asked for."""
+    B, L = known.shape
+    if isinstance(order, Tensor):
+        given = order.cpu().expand(B, L) if order.shape in ((L,), (B, L)) else order[None]
+        if given.is_floating_point() or not torch.equal(given.sort(1).values, torch.arange(L).expand(B, L)):
+            raise ValueError(f"an order of shape {tuple(order.shape)}: expected a permutation of 0 to {L - 1}")
+        return given.gather(1, (~known).gather(1, given).long().argsort(dim=1, stable=True))
+    if order not in NAMES:
+        raise ValueError(f"unknown order {order!r}: expected one of {', '.join(NAMES)}, or a permutation")
+    longest = torch.full((B, 1), L) if strands is None else -(-(~known).sum(1, keepdim=True) // strands)
+    chosen = od.left if order == "left" else od.strands(longest.clamp_min(1))
+    return od.in_place(chosen)((~known).long(), torch.zeros(B, L, dtype=torch.float64))

@@ -1,0 +1,210 @@
+"""A chain has the conditionals of sampling, sees nothing that comes later, and its likelihood is a distribution's."""
+
+import itertools
+
+import pytest
+import torch
+from torch import Tensor
+
+from maskless.mixture import Mixture
+from maskless.nn.partition import PartitionConfig, PartitionTransformer
+from maskless.objective import along, bound, chain, loss, noise, orders_of
+from maskless.problems import Seen, dense, split
+from maskless.problems import chain as chained
+
+L, V = 6, 3
+
+
+@pytest.fixture(scope="module")
+def ordered(tiny):
+    return tiny("ordered", vocab=V, length=L, scale=0.3)
+
+
+@pytest.fixture(scope="module")
+def images():
+    """A network of images: classes, registers and a BOS that is known."""
+    torch.manual_seed(0)
+    sizes = {"vocab": V + 2, "length": 1 + L, "width": 16, "heads": 2, "encoder": 2, "decoder": 2, "condition": 8}
+    network = PartitionTransformer(
+        PartitionConfig(**sizes, context="ordered", classes=2, registers=True, grid=(2, 3), rope="2d")
+    )
+    with torch.no_grad():
+        for parameter in network.parameters():
+            parameter += 0.3 * torch.randn_like(parameter)
+    return network.eval()
+
+
+def batch(rows: int, length: int = L, seed: int = 0) -> tuple[Tensor, Tensor]:
+    generator = torch.Generator().manual_seed(seed)
+    return torch.randint(V, (rows, length), generator=generator), torch.rand(rows, length, generator=generator).argsort(
+        1
+    )
+
+
+@torch.no_grad()
+def test_the_logits_of_a_chain_are_those_of_each_prefix_alone(ordered):
+    tokens, order = batch(3)
+    problems, index = chained(tokens, order, torch.zeros(3).long(), torch.full((3,), L))
+    logits = ordered(problems)
+    assert problems.seen == Seen(problems.seen.counts, chain=True)
+    assert torch.equal(index, (torch.arange(3)[:, None] * L + order).flatten())
+    for row, n in itertools.product(range(3), range(L)):
+        known, target = order[row, None, :n], order[row, None, n : n + 1]
+        alone = ordered(dense(tokens[row, None].gather(1, known), known, target))
+        torch.testing.assert_close(logits[row * L + n, None], alone, atol=1e-5, rtol=0)
+
+
+@torch.no_grad()
+def test_rows_of_a_chain_may_know_and_want_different_numbers(ordered):
+    tokens, order = batch(4)
+    starts, ends = torch.tensor([0, 2, 5, 3]), torch.tensor([4, 6, 6, 3])
+    problems, index = chained(tokens, order, starts, ends)
+    logits = ordered(problems).split((ends - starts).tolist())
+    assert torch.equal(
+        index, torch.cat([row * L + order[row, a:b] for row, (a, b) in enumerate(zip(starts, ends, strict=True))])
+    )
+    for row, (start, end) in enumerate(zip(starts.tolist(), ends.tolist(), strict=True)):
+        for n in range(start, end):
+            one, _ = split(tokens[row, None], order[row, None], torch.tensor([n]), torch.tensor([n + 1]))
+            torch.testing.assert_close(logits[row][n - start, None], ordered(one), atol=1e-5, rtol=0)
+
+
+@torch.no_grad()
+def test_tokens_that_are_decided_together_see_only_the_steps_before(ordered):
+    tokens, order = batch(2)
+    seen = torch.tensor([[0, 0, 2, 2, 2, 5], [0, 1, 1, 1, 4, 4]])
+    costs = along(ordered, tokens, order, torch.zeros(2).long(), seen=seen)
+    for row, n in itertools.product(range(2), range(L)):
+        known, target = order[row, None, : seen[row, n]], order[row, None, n : n + 1]
+        logits = ordered(dense(tokens[row, None].gather(1, known), known, target)).double()
+        expected = -logits.log_softmax(-1)[0, tokens[row, order[row, n]]]
+        torch.testing.assert_close(costs[row, order[row, n]], expected, atol=1e-5, rtol=0)
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("kind", ["text", "images"])
+def test_a_changed_token_moves_no_cost_of_one_before_it_in_the_order(kind, ordered, images):
+    network, labels, lead = (ordered, None, 0) if kind == "text" else (images, torch.tensor([1, 0]), 1)
+    tokens, order = batch(2)
+    if lead:
+        tokens = torch.cat([torch.full((2, 1), V + 1), tokens], 1)
+        order = torch.cat([torch.zeros(2, 1).long(), 1 + order], 1)
+    given = torch.full((2,), lead)
+    before = along(network, tokens, order, given, labels=labels)
+    for place in range(lead, lead + L):
+        changed = tokens.clone()
+        at = torch.arange(2), order[:, place]
+        changed[at] = (tokens[at] + 1) % V
+        moved = along(network, changed, order, given, labels=labels).gather(1, order) != before.gather(1, order)
+        assert not moved[:, :place].any()
+        assert moved[:, place:].all()
+
+
+@torch.no_grad()
+def test_the_exact_likelihood_sums_to_one_over_all_sequences_in_every_order(tiny):
+    network = tiny("ordered", vocab=V, length=4, scale=0.3)
+    every = torch.tensor(list(itertools.product(range(V), repeat=4)))
+    for order in itertools.permutations(range(4)):
+        for seen in (None, torch.tensor([[0, 0, 2, 2]]).expand(len(every), 4)):
+            costs = along(
+                network, every, torch.tensor([order]).repeat(len(every), 1), torch.zeros(len(every)).long(), seen=seen
+            )
+            assert float((-costs.sum(1)).exp().sum()) == pytest.approx(1, abs=1e-5)
+
+
+@torch.no_grad()
+def test_the_mean_over_orders_is_the_any_order_bound(tiny):
+    """The bound, enumerated: over how many tokens are shown, which ones, and in which order they became known."""
+    network = tiny("ordered", vocab=V, length=4, scale=0.3)
+    tokens = torch.tensor([[2, 0, 1, 1]])
+    orders = torch.tensor(list(itertools.permutations(range(4))))
+    rows = tokens.repeat(len(orders), 1)
+    enumerated = 0.0
+    for n in range(4):  # each order shows its first n tokens and hides the others, whose mean cost counts
+        problems, index = split(rows, orders, torch.full((24,), n), torch.full((24,), 4))
+        costs = -network(problems).double().log_softmax(-1).gather(1, rows.flatten()[index, None])
+        enumerated += float(costs.mean())
+    task = chain(lambda t, u: orders)(rows, None, None, torch.ones_like(rows))
+    assert task.weights.tolist() == [1.0] * 96
+    assert float(loss(network, task)) / 24 == pytest.approx(enumerated, rel=1e-5)
+    estimate = bound(network, tokens.repeat(400, 1), samples=8)
+    error = float(estimate.std()) / 400**0.5
+    assert abs(float(estimate.mean()) - enumerated) < 4 * error
+
+
+@torch.no_grad()
+def test_many_orders_give_a_tighter_bound_than_their_mean(ordered):
+    tokens, _ = batch(5)
+    known = torch.zeros_like(tokens, dtype=torch.bool)
+    costs = orders_of(ordered, tokens, known, counted=~known, orders=16)
+    tight = 16 * (-costs).exp().mean(0) / 16
+    assert (-tight.log() < costs.mean(0)).all()
+    assert costs.std(0).min() > 0
+
+
+@torch.no_grad()
+def test_a_network_that_answers_no_chains_is_asked_token_by_token(tiny):
+    tokens, order = batch(3)
+    given = torch.tensor([0, 2, 1])
+    for kind in ("position", "masked"):
+        network = tiny(kind, vocab=V + 1, length=L, scale=0.3)
+        costs = along(network, tokens, order, given)
+        for row, n in itertools.product(range(3), range(L)):
+            known, target = order[row, None, :n], order[row, None, n : n + 1]
+            logits = network(dense(tokens[row, None].gather(1, known), known, target)).double()
+            expected = (
+                -logits.log_softmax(-1)[0, tokens[row, order[row, n]]]
+                if n >= given[row]
+                else torch.tensor(0.0).double()
+            )
+            torch.testing.assert_close(costs[row, order[row, n]], expected, atol=1e-5, rtol=0)
+
+
+@pytest.mark.parametrize(
+    ("kind", "says"),
+    [
+        ("position", "a chain with context 'full' would see what it predicts: expected 'ordered'"),
+        ("masked", "a masked network shows every target its whole context: expected no chain"),
+    ],
+)
+def test_a_network_that_would_see_what_it_predicts_refuses_a_chain(kind, says, tiny):
+    tokens, order = batch(2)
+    problems, _ = chained(tokens, order, torch.zeros(2).long(), torch.full((2,), L))
+    with pytest.raises(ValueError, match=says):
+        tiny(kind, vocab=V + 1, length=L)(problems)
+
+
+def test_queries_that_sum_up_the_context_refuse_a_chain(tiny):
+    tokens, order = batch(2)
+    problems, _ = chained(tokens, order, torch.zeros(2).long(), torch.full((2,), L))
+    with pytest.raises(ValueError, match="a chain with queries 'mean' would see what it predicts"):
+        tiny("mean", vocab=V, length=L, context="ordered")(problems)
+
+
+def test_gradients_are_those_of_each_prefix_alone(ordered):
+    tokens, order = batch(2)
+    problems, index = chained(tokens, order, torch.zeros(2).long(), torch.full((2,), L))
+    answers, parameters = tokens.flatten()[index], list(ordered.parameters())
+    total = torch.nn.functional.cross_entropy(ordered(problems), answers, reduction="sum")
+    together = torch.autograd.grad(total, parameters)
+    parts = []
+    for n in range(L):
+        one, at = split(tokens, order, torch.full((2,), n), torch.full((2,), n + 1))
+        parts.append(torch.nn.functional.cross_entropy(ordered(one), tokens.flatten()[at], reduction="sum"))
+    apart = torch.autograd.grad(sum(parts), parameters, allow_unused=True)
+    for one, other in zip(together, apart, strict=True):
+        torch.testing.assert_close(one, other, atol=1e-5, rtol=1e-4)
+
+
+def test_only_valid_tokens_weigh_and_the_bos_of_an_image_is_never_predicted():
+    tokens, _ = batch(8, 1 + L)
+    t, u = noise(8, 1 + L, seed=0, step=0)
+    valid = torch.rand(8, 1 + L, generator=torch.Generator().manual_seed(1)) < 0.5
+    mixture = Mixture.parse("random,raster", image=True)
+    task = chain(lambda t, u: mixture.draw(t, u, lead=1, grid=(2, 3)), given=1)(tokens, t, u, valid)
+    assert task.problems.targets.min() == 1
+    assert task.problems.seen.counts.view(8, L).tolist() == [list(range(1, 1 + L))] * 8
+    assert (task.problems.positions.view(8, L)[:, 0] == 0).all()
+    rows = task.problems.target_offsets.owner
+    assert torch.equal(task.answers, tokens[rows, task.problems.targets])
+    assert torch.equal(task.weights, valid[rows, task.problems.targets].float())
