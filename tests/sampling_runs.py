@@ -5,7 +5,8 @@ from torch import Tensor
 
 from maskless.logits import row_keys
 from maskless.order import COUNTS, ORDERS
-from maskless.sampling import Truncation, plan, sample
+from maskless.plans import plan
+from maskless.sampling import Truncation, sample
 
 KINDS = ["position", "mean", "logsumexp", "ordered", "masked"]
 WAYS = [(order, counts) for order in ORDERS for counts in COUNTS]

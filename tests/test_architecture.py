@@ -18,7 +18,7 @@ LONGEST_FILE = 350
 # A room is a module, or a package with all that is in it. Each floor may use those below it.
 FLOORS: dict[int, set[str]] = {
     0: {"schedule", "problems", "order", "logits", "version"},
-    1: {"nn", "mixture"},
+    1: {"nn", "mixture", "plans"},
     2: {"objective", "revision", "sampling"},
     3: {"engine"},
     4: {"files", "shipped", "terminal", "weights"},

@@ -11,8 +11,9 @@ from torch import Tensor
 from maskless import logits as lg
 from maskless.logits import row_keys
 from maskless.order import COUNTS, after_lead, arccos, arccos_after_one, random, uniform
+from maskless.plans import plan
 from maskless.problems import Problems
-from maskless.sampling import DRAW, Filter, Never, Step, Truncation, plan, sample, sample_confident
+from maskless.sampling import DRAW, Filter, Never, Step, Truncation, sample, sample_confident
 
 KINDS = ["position", "mean", "logsumexp", "ordered", "masked"]
 B, L, V = 4, 6, 10

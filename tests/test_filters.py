@@ -9,8 +9,9 @@ from torch import Tensor
 from maskless import logits as lg
 from maskless.logits import row_keys
 from maskless.order import COUNTS, ORDERS
+from maskless.plans import plan
 from maskless.problems import dense
-from maskless.sampling import Never, Truncation, plan, sample, warmed
+from maskless.sampling import Never, Truncation, sample, warmed
 from sampling_runs import B, L, V, certain, run, state
 
 

@@ -9,8 +9,9 @@ from torch import Tensor
 
 from maskless.logits import row_keys
 from maskless.order import COUNTS, ORDERS
+from maskless.plans import plan
 from maskless.problems import Problems
-from maskless.sampling import SCHEDULES, Guidance, Truncation, constant, guided, plan, ramp, sample, sample_confident
+from maskless.sampling import SCHEDULES, Guidance, Truncation, constant, guided, ramp, sample, sample_confident
 
 B, L, V, DROPPED = 5, 6, 4, 9
 SAMPLERS = [sample, sample_confident]

@@ -7,8 +7,9 @@ from torch import Tensor
 from maskless import logits as lg
 from maskless.logits import row_keys
 from maskless.order import COUNTS, ORDERS, after_lead, halton
+from maskless.plans import Plan, plan, plan_causal
 from maskless.problems import Problems
-from maskless.sampling import DRAW, Plan, Step, Truncation, plan, plan_causal, sample
+from maskless.sampling import DRAW, Step, Truncation, sample
 from sampling_runs import KINDS, WAYS, B, L, V, certain, run, state
 
 

@@ -9,8 +9,9 @@ from torch import Tensor
 
 from maskless import logits as lg
 from maskless.logits import row_keys
+from maskless.plans import plan_causal
 from maskless.problems import dense
-from maskless.sampling import DRAW, Truncation, plan_causal, sample
+from maskless.sampling import DRAW, Truncation, sample
 from sampling_runs import L, V, run
 
 

@@ -24,12 +24,13 @@ from maskless.engine import engine_of, serves
 from maskless.logits import row_keys, seed_of
 from maskless.nn.calls import evaluating
 from maskless.order import COUNTS, ORDERS, Order, after_lead, halton
+from maskless.plans import Plan
+from maskless.plans import plan as make_plan
 from maskless.sampling import (
     SCHEDULES,
     Filter,
     Guidance,
     Never,
-    Plan,
     Step,
     Truncation,
     numbered_from,
@@ -37,7 +38,6 @@ from maskless.sampling import (
     sample_confident,
     warmed,
 )
-from maskless.sampling import plan as make_plan
 
 IMAGE_ORDERS = ("halton", "confidence", "random", "raster")
 OnStep = Callable[[Step], None]

@@ -18,19 +18,10 @@ from maskless.logits import row_keys, seed_of
 from maskless.nn.calls import evaluating
 from maskless.nn.causal import CausalTransformer
 from maskless.order import COUNTS, ORDERS, Order, in_place
+from maskless.plans import Plan, check_steps, plan_causal, plan_strands
+from maskless.plans import plan as make_plan
 from maskless.revision import cooled, erased, steps_of
-from maskless.sampling import (
-    Filter,
-    Plan,
-    Step,
-    Truncation,
-    check_steps,
-    numbered_from,
-    plan_causal,
-    plan_strands,
-    sample,
-)
-from maskless.sampling import plan as make_plan
+from maskless.sampling import Filter, Step, Truncation, numbered_from, sample
 
 OnStep = Callable[[Step], None]
 TEXT_ORDERS = (*ORDERS, "strands")

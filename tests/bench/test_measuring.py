@@ -13,7 +13,7 @@ from maskless.bench.case import Case, Drawing, Sampling, Training
 from maskless.bench.machine import Machine, find_device
 from maskless.bench.result import BACKWARD, FORWARD, SAMPLE, STEP, Result
 from maskless.engine import Engine
-from maskless.sampling import Plan
+from maskless.plans import Plan
 
 CPU = torch.device("cpu")
 HERE = Machine(device="cpu", name="a machine", torch="2", threads=1, precision="fp32", product=1e9, copy=1e8)

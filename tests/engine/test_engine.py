@@ -16,8 +16,9 @@ from maskless.engine.graphs import Graphs
 from maskless.engine.run import Equal, Kind, Rounded, Task
 from maskless.logits import row_keys
 from maskless.order import COUNTS, ORDERS
+from maskless.plans import Plan, plan, plan_causal
 from maskless.problems import Offsets, split
-from maskless.sampling import Plan, Truncation, plan, plan_causal, sample
+from maskless.sampling import Truncation, sample
 
 KINDS = ["position", "ordered", "masked", "causal"]
 B, L, V = 4, 8, 10

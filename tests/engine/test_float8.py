@@ -10,8 +10,9 @@ from maskless.engine.kernels import FLOAT8
 from maskless.engine.maps import maps_in
 from maskless.logits import row_keys
 from maskless.order import COUNTS, ORDERS
+from maskless.plans import Plan, plan, plan_causal
 from maskless.problems import Problems, split
-from maskless.sampling import Plan, Truncation, plan, plan_causal, sample
+from maskless.sampling import Truncation, sample
 
 KINDS = ["position", "ordered", "masked", "causal"]
 B, L, V = 4, 24, 200

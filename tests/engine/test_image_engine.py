@@ -14,7 +14,8 @@ from maskless.logits import row_keys
 from maskless.nn.maskgit import MaskGIT, MaskGITConfig
 from maskless.nn.partition import PartitionConfig, PartitionTransformer
 from maskless.order import COUNTS, after_lead, halton
-from maskless.sampling import SCHEDULES, Filter, Guidance, Never, Plan, Step, Truncation, plan, sample, warmed
+from maskless.plans import Plan, plan
+from maskless.sampling import SCHEDULES, Filter, Guidance, Never, Step, Truncation, sample, warmed
 
 B, GRID, CODES, CLASSES = 4, (3, 4), 11, 5
 L, MASK, BOS = 1 + GRID[0] * GRID[1], CODES, CODES + 1

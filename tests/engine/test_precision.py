@@ -8,7 +8,7 @@ import torch
 from maskless.engine import Engine
 from maskless.logits import row_keys
 from maskless.order import ORDERS, uniform
-from maskless.sampling import plan, plan_causal
+from maskless.plans import plan, plan_causal
 
 B, L = 4, 8
 

@@ -19,8 +19,8 @@ from maskless.nn.causal import CausalConfig
 from maskless.nn.masked import MaskedConfig
 from maskless.nn.maskgit import MaskGITConfig
 from maskless.nn.partition import PartitionConfig
+from maskless.plans import Plan
 from maskless.problems import Problems
-from maskless.sampling import Plan
 
 BACKWARD = 2  # times the forward pass: the gradient of the inputs and that of the weights
 

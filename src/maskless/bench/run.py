@@ -24,7 +24,8 @@ from maskless.nn.loss import cost
 from maskless.nn.masked import MaskedConfig
 from maskless.objective import Task, noise
 from maskless.order import COUNTS, Order, after_lead, halton, random
-from maskless.sampling import Guidance, Plan, plan, plan_causal
+from maskless.plans import Plan, plan, plan_causal
+from maskless.sampling import Guidance
 from maskless.train.captured import Captured
 from maskless.train.config import RAGGED
 from maskless.train.loop import compile_layers

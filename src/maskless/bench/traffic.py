@@ -16,7 +16,7 @@ from maskless.nn.causal import CausalConfig
 from maskless.nn.masked import MaskedConfig
 from maskless.nn.maskgit import MaskGITConfig
 from maskless.nn.partition import PartitionConfig
-from maskless.sampling import Plan
+from maskless.plans import Plan
 
 
 def sampling(config: Config, plan: Plan, refresh: int = 1, *, size: int) -> int:

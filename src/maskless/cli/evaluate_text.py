@@ -182,7 +182,7 @@ def _bound(model: Model, corpora: list[Corpus], asked: Asked) -> Measured:
 def _steps(model: Model, asked: Asked) -> list[int]:
     """The numbers of steps, each possible."""
     from maskless.evaluate.orders import unknown
-    from maskless.sampling import check_steps
+    from maskless.plans import check_steps
 
     most = unknown(model, asked.given.get("length"))
     if model.kind == "causal":

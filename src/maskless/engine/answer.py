@@ -11,8 +11,8 @@ from torch import Tensor
 from maskless.engine import kernels
 from maskless.engine.board import Board
 from maskless.engine.bodies import Body, PartitionBody
+from maskless.plans import Plan
 from maskless.problems import Problems
-from maskless.sampling import Plan
 
 
 def answer(body: Body, problems: Problems, device: torch.device) -> Tensor:

@@ -34,8 +34,8 @@ from maskless.nn.blocks import ClassCondition
 from maskless.nn.causal import CausalTransformer
 from maskless.nn.masked import MaskedTransformer
 from maskless.nn.partition import PartitionTransformer, Registers
+from maskless.plans import Plan
 from maskless.problems import Offsets
-from maskless.sampling import Plan
 
 
 class Body(Protocol):

@@ -27,8 +27,9 @@ from maskless.engine.run import Kind, Run, Task
 from maskless.nn import device_of
 from maskless.nn.calls import ForkSafeLock
 from maskless.nn.threads import DRAWING, Size, threads_for
+from maskless.plans import Plan
 from maskless.problems import Problems
-from maskless.sampling import Filter, Guidance, Plan, Step, Truncation, check_warmup
+from maskless.sampling import Filter, Guidance, Step, Truncation, check_warmup
 
 SHAPES = 4  # how many runs an engine keeps, with their buffers and graphs, when no call uses them
 TURN = ForkSafeLock()  # of a call on a GPU: a capture must not meet another one, nor memory that is given back

@@ -21,8 +21,9 @@ from maskless.engine import kernels
 from maskless.engine.board import Board
 from maskless.engine.bodies import Body, CausalBody, PartitionBody
 from maskless.engine.graphs import Graphs
+from maskless.plans import Plan
 from maskless.problems import Offsets
-from maskless.sampling import DRAW, Filter, Plan, Truncation
+from maskless.sampling import DRAW, Filter, Truncation
 
 GRAIN = 64  # ragged steps are rounded up to so many tokens and targets
 

@@ -21,8 +21,8 @@ from maskless.engine.board import Board
 from maskless.engine.bodies import Body, CausalBody, PartitionBody
 from maskless.engine.engine import Engine
 from maskless.nn.threads import threads_for
+from maskless.plans import Plan
 from maskless.problems import Offsets
-from maskless.sampling import Plan
 
 FEWEST = 8  # seats that are kept when nobody is there
 

@@ -30,8 +30,9 @@ from maskless.nn.partition import chains
 from maskless.objective import along as token_costs
 from maskless.objective import bound
 from maskless.order import COUNTS, ORDERS, in_place, strands
+from maskless.plans import Plan, plan, plan_strands
 from maskless.problems import split
-from maskless.sampling import Plan, Truncation, plan, plan_strands, sample_confident
+from maskless.sampling import Truncation, sample_confident
 
 CONFIDENCE = "confidence"
 NAMES = ("random", "left", "strands", CONFIDENCE)

@@ -26,7 +26,8 @@ from maskless.evaluate.images import CHUNKS, Seen, Statistics, look, short
 from maskless.evaluate.inception import Features
 from maskless.evaluate.sweep import Sample
 from maskless.images import ImageHow, class_ids, codec_of, draw_pixels, grid_of
-from maskless.sampling import Guidance, check_steps
+from maskless.plans import check_steps
+from maskless.sampling import Guidance
 from maskless.terminal import plain
 
 SIDES = ("train", "valid")

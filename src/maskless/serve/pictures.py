@@ -23,7 +23,8 @@ from maskless.images import IMAGE_ORDERS, class_ids, grid_of
 from maskless.logits import row_keys
 from maskless.order import COUNTS, ORDERS, Order, after_lead, halton
 from maskless.pictures import nearest_known
-from maskless.sampling import Guidance, Truncation, plan
+from maskless.plans import plan
+from maskless.sampling import Guidance, Truncation
 from maskless.serve.host import Host
 from maskless.serve.rows import Landed, Row
 from maskless.serve.texts import rounded

@@ -14,7 +14,7 @@ from fastapi import APIRouter, Request
 
 from maskless.logits import row_keys
 from maskless.order import random, uniform
-from maskless.sampling import plan
+from maskless.plans import plan
 from maskless.serve import texts
 from maskless.serve.host import Host
 from maskless.serve.requests import (

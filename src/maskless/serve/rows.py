@@ -18,9 +18,10 @@ from torch import Tensor
 
 from maskless import logits as lg
 from maskless.nn.threads import threads_for_draws
+from maskless.plans import Plan
 from maskless.problems import Offsets
 from maskless.revision import cooled, steps_of
-from maskless.sampling import DRAW, NOISE, Plan, Truncation
+from maskless.sampling import DRAW, NOISE, Truncation
 
 CELLS = 1 << 25  # logits of one call: what more rows would need waits for the next call
 CPU_CELLS = 1 << 22  # the same on a processor, where a call of these takes up to a second and 250 MB

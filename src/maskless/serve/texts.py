@@ -13,8 +13,9 @@ import torch
 from maskless.codec.text import Template, lay_out, parse_gaps
 from maskless.logits import row_keys
 from maskless.order import COUNTS, ORDERS
+from maskless.plans import plan, plan_causal
 from maskless.revision import steps_of
-from maskless.sampling import Truncation, plan, plan_causal
+from maskless.sampling import Truncation
 from maskless.serve.host import Host
 from maskless.serve.rows import Landed, Row
 
