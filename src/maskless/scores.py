@@ -32,7 +32,7 @@ def log_likelihood(
     mean over all orders) from `samples` splits or orders; of a causal model the exact value.
 
     order: the exact likelihood along it: "left", "strands" (each run of unknown tokens is one, or `strands` of them in
-    all), or a permutation of the positions, (L,) or (B, L). Known tokens come first, whatever it says. A model with
+    all), or a permutation of the positions, (L,) or (B, L). Known tokens come first, as it names them. A model with
     ordered context needs one pass; another one a call for each token.
     orders: so many random orders give a tighter bound, log of the mean of p instead of the mean of log p. The seed
     decides the splits and orders (None: others each time).

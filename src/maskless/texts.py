@@ -219,8 +219,8 @@ def _sample(
         own = row_keys(number + 1, keys)
         with evaluating(model.network):
             again = erased(model.network, tokens, known, wanted, own, number=number, rounds=how.revise)
-        order = shaped(model, ORDERS["left" if how.order == "left" else "random"])
-        plan = make_plan(known | (wanted & ~again), again, own, steps=steps, order=order, counts=COUNTS[how.counts])
+        order, counts = order_again(model, how), COUNTS[how.counts]
+        plan = make_plan(known | (wanted & ~again), again, own, steps=steps, order=order, counts=counts)
         watch = None if on_step is None else _later(done, on_step)
         cool = filter(cooled(how.temperature, number, how.revise))
         cool = partial(cool)  # a plain function: rounds share buffers
@@ -259,6 +259,11 @@ def plan_of(model: Model, known: Tensor, wanted: Tensor, keys: Tensor, how: How)
     number = how.strands or (trained[0] if trained else 1)
     longest = -(-m // number) if how.steps is None else torch.full_like(m, how.steps)  # rounded up
     return plan_strands(known, wanted, keys, longest=longest.clamp_min(1), shape=partial(shaped, model))
+
+
+def order_again(model: Model, how: How) -> Order:
+    """The order in which what was erased is decided again: scattered tokens are no strands."""
+    return shaped(model, ORDERS["left" if how.order == "left" else "random"])
 
 
 def shaped(model: Model, order: Order) -> Order:

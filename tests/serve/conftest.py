@@ -23,6 +23,7 @@ from maskless.checkpoint import Model
 from maskless.codec.text import train_bpe
 from maskless.codec.vq import PixelCodec
 from maskless.data import toy
+from maskless.mixture import Mixture
 
 pytest.importorskip("fastapi", reason="needs the extra web")
 uvicorn = pytest.importorskip("uvicorn", reason="needs the extra web")
@@ -55,7 +56,9 @@ def keeping(tiny: Callable[..., Any], models: dict[str, Model]) -> dict[str, Mod
     codec = models["pgm"].codec
     sizes = {"vocab": codec.vocab, "length": 48, "width": 32, "scale": 0.15}
     ordered, causal = (Model(tiny(kind, **sizes), codec) for kind in ("ordered", "causal"))
-    return {"ordered": ordered, "causal": causal, "painter": painter(context="ordered", registers=True)}
+    chain = Model(ordered.network, codec, mixture=Mixture.parse("random=1,strands=2,gaps=1"))
+    painter_ = painter(context="ordered", registers=True)
+    return {"ordered": ordered, "chain": chain, "causal": causal, "painter": painter_}
 
 
 def painter(**kind: Any) -> Model:

@@ -63,12 +63,13 @@ def fill_rows(host, text: str, **how) -> list[Row]:
     return texts.rows_of(host, texts.from_template(host, text), texts.Settings(**how))
 
 
-@pytest.mark.parametrize("order", ["random", "raster"])
+@pytest.mark.parametrize("order", ["random", "left", "strands"])
 @pytest.mark.parametrize(
     "how",
     [{}, {"top_p": 0.8, "temperature": 0.7}, {"top_k": 3}, {"temperature": 0.0}, {"revise": 2, "counts": "mdlm"}],
 )
 def test_a_row_is_what_the_library_fills(host, order, how):
+    how = how | ({"counts": "uniform"} if order == "strands" else {})  # strands settle them
     for seed, text in enumerate(TEMPLATES):
         (row,) = fill_rows(host, text, steps=4, seed=seed, order=order, **how)
         steps = row.plan.steps
@@ -119,7 +120,7 @@ def test_rows_do_not_depend_on_who_shares_their_steps(host):
             "text": rng.choice(TEMPLATES),
             "steps": rng.choice([1, 2, 3, 5, 9]),
             "seed": rng.randrange(1000),
-            "order": rng.choice(["random", "raster", "confidence"]),
+            "order": rng.choice(["random", "left", "strands", "confidence"]),
             "temperature": rng.choice([0.0, 0.8, 1.0, 1.3]),
             "top_p": rng.choice([None, 0.5, 0.9]),
             "top_k": rng.choice([None, 4]),
@@ -130,6 +131,7 @@ def test_rows_do_not_depend_on_who_shares_their_steps(host):
     ]
     for how in kinds:
         how["revise"] *= how["order"] != "confidence"
+        how["counts"] = "uniform" if how["order"] == "strands" else how["counts"]
     alone = [row for how in kinds for row in fill_rows(host, **how)]
     for row in alone:
         finish(host, [row])
@@ -220,7 +222,7 @@ def test_a_causal_model_writes_from_left_to_right(keeping):
 def test_what_was_encoded_is_kept_where_it_stays_valid(models, keeping):
     """A step reads only the tokens that are new, of whoever is there."""
     kinds = {name: type(answers_of(model, Still(name, model)._rules())) for name, model in (models | keeping).items()}
-    anew, kept = {"pgm", "mdlm", "pictures"}, {"ordered", "causal", "painter"}
+    anew, kept = {"pgm", "mdlm", "pictures"}, {"ordered", "causal", "painter", "chain"}
     assert kinds == dict.fromkeys(anew, Anew) | dict.fromkeys(kept, Kept)
 
 
@@ -317,3 +319,20 @@ def test_a_completion_reads_as_it_does_behind_its_prompt():
     completion = _Completion(host, CompletionRequest(prompt="the cat", max_tokens=3))
     assert completion._text([1, 2, 3, 4, 2])[0] == "s on cat"
     assert completion._text([1, 2, 4, 2, 3])[0] == " on cats"
+
+
+@pytest.mark.parametrize(
+    "how", [{}, {"strands": 3}, {"order": "strands", "steps": 4}, {"order": "random"}, {"revise": 2}]
+)
+def test_a_model_of_chains_writes_as_it_was_trained_here_as_in_the_library(keeping, how):
+    host = Still("chain", keeping["chain"])
+    for text in TEMPLATES:
+        (row,) = fill_rows(host, text, seed=2, **how)
+        finish(host, [row])
+        own = maskless.fill(host.model, text, seed=2, **how)
+        assert (row.tokens.tolist(), row.came) == (own.tokens, own.steps)
+
+
+def test_strands_and_confidence_exclude_each_other(keeping):
+    with pytest.raises(ValueError, match="strands 2 go with the order 'strands', not with 'confidence'"):
+        fill_rows(Still("chain", keeping["chain"]), "a [4] b", order="confidence", strands=2)

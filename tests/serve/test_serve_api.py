@@ -129,7 +129,7 @@ def test_a_completion_without_a_seed_is_that_of_seed_0(server):
     assert server.post("/v1/completions", body | {"seed": 1}).json["choices"] != zero["choices"]
 
 
-@pytest.mark.parametrize("order", ["random", "raster", "confidence"])
+@pytest.mark.parametrize("order", ["random", "left", "strands", "confidence"])
 @pytest.mark.parametrize("stop", [None, "a", ["e", " "]])
 def test_a_streamed_completion_is_the_whole_one(server, order, stop):
     for seed in range(4):

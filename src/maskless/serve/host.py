@@ -124,6 +124,7 @@ class Host:
             about |= size | {"classes": list(self.model.classes) or [str(i) for i in range(config.classes or 0)]}
         else:
             about |= {"max_length": self.length, "max_texts": self.limits.rows, "any_order": not self.causal}
+            about |= {"orders": None if self.model.mixture is None else str(self.model.mixture)}
         return about
 
     def piece(self, token: int) -> str:

@@ -17,7 +17,16 @@ TopP = Annotated[
 ]
 Name = Annotated[str | None, Field(max_length=200, description="One of GET /v1/models. Default: the first that fits.")]
 Counts = Literal["uniform", "mdlm", "arccos", "arccos-after-one"]
-TextOrder = Literal["random", "raster", "confidence"]
+TextOrder = Literal["random", "left", "strands", "confidence", "raster"]
+Order = Annotated[
+    TextOrder | None,
+    Field(
+        description="Default: as the model was trained. confidence: what is surest first. raster is left, as before."
+    ),
+]
+Strands = Annotated[
+    int | None, Field(ge=1, le=1 << 20, description="Parts that are written in step, instead of steps and order.")
+]
 Revise = Annotated[
     int, Field(ge=0, le=16, description="Rounds that decide the least likely tokens again; their steps count too.")
 ]
@@ -50,7 +59,8 @@ class Sampling(Request):
 
 
 class TextSampling(Sampling):
-    order: Annotated[TextOrder, Field(description="confidence: what is surest first.")] = "random"
+    order: Order = None
+    strands: Strands = None
     counts: Annotated[Counts, Field(description="How many tokens in each step.")] = "uniform"
     revise: Revise = 0
     n: Annotated[int, Field(ge=1, le=1024, description="How many texts.")] = 1
@@ -100,7 +110,7 @@ class AlternativesRequest(Request):
 
 
 class CompletionRequest(Request):
-    """What OpenAI's completions take, as far as it has a meaning here; `steps`, `order` and `revise` are ours."""
+    """What OpenAI's completions take, as far as it has a meaning here; steps, order, strands and revise are ours."""
 
     model_config = ConfigDict(
         json_schema_extra={"examples": [{"prompt": "The cat", "suffix": " the mat.", "max_tokens": 8, "seed": 0}]}
@@ -117,7 +127,8 @@ class CompletionRequest(Request):
     stop: Annotated[str, Field(min_length=1, max_length=200)] | Annotated[list[str], Field(max_length=4)] | None = None
     echo: bool = False
     steps: Steps = None
-    order: TextOrder = "random"
+    order: Order = None
+    strands: Strands = None
     revise: Revise = 0
     user: Annotated[str | None, Field(max_length=500)] = None
     best_of: Literal[1] | None = None

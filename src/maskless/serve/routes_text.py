@@ -30,6 +30,7 @@ from maskless.serve.requests import (
 from maskless.serve.rows import Row
 from maskless.serve.state import State, fields, wants_stream
 from maskless.serve.waiting import Steps, event
+from maskless.texts import shaped
 
 STREAMS: dict[int | str, dict[str, Any]] = {
     200: {"content": {"text/event-stream": {"schema": {"type": "string"}}}, "description": "The answer, or its steps."}
@@ -136,7 +137,7 @@ def _probe(host: Host, body: AlternativesRequest) -> Row:
     known = torch.tensor([token is not None for token in gapped.tokens])[None]
     wanted = torch.arange(L)[None] == body.position
     key = row_keys(0, torch.zeros(1, dtype=torch.long))
-    made = plan(known & ~wanted, wanted, key, steps=1, order=random, counts=uniform)
+    made = plan(known & ~wanted, wanted, key, steps=1, order=shaped(host.model, random), counts=uniform)
     return Row(tokens=tokens, plan=made, key=key[0], top=body.k)
 
 

@@ -12,14 +12,14 @@ import torch
 
 from maskless.codec.text import Template, lay_out, parse_gaps
 from maskless.logits import row_keys
-from maskless.order import COUNTS, ORDERS
-from maskless.plans import plan, plan_causal
+from maskless.order import COUNTS
+from maskless.plans import plan
 from maskless.revision import steps_of
 from maskless.sampling import Truncation
 from maskless.serve.host import Host
 from maskless.serve.rows import Landed, Row
+from maskless.texts import How, order_again, plan_of
 
-TEXT_ORDERS = (*ORDERS, "confidence")
 _BLANK = re.compile(r"\\(_{3,})|(_{3,})")
 
 
@@ -32,7 +32,8 @@ class Settings:
     temperature: float = 1.0
     top_k: int | None = None
     top_p: float | None = None
-    order: str = "random"
+    order: str | None = None  # as the model was trained
+    strands: int | None = None
     counts: str = "uniform"
     revise: int = 0
     n: int = 1
@@ -99,26 +100,18 @@ def rows_of(host: Host, gapped: Gapped, settings: Settings) -> list[Row]:
         raise ValueError(f"the text is {L} tokens long with its gaps: expected at most {host.length}")
     if not unknown:
         raise ValueError("nothing to decide: every token is known")
-    if settings.order not in TEXT_ORDERS:
-        raise ValueError(f"unknown order {settings.order!r}: expected one of {', '.join(TEXT_ORDERS)}")
     tokens = torch.tensor([0 if token is None else token for token in gapped.tokens])
     known = torch.tensor([token is not None for token in gapped.tokens])[None]
     keys = row_keys(settings.seed, torch.arange(settings.n))
     truncation = Truncation(temperature=settings.temperature, top_k=settings.top_k, top_p=settings.top_p)
-    asked = min(32, host.limits.steps) if settings.steps is None else settings.steps
-    needed = unknown if host.causal else asked
-    if needed > host.limits.steps:
-        raise ValueError(f"{needed} steps are more than the server allows: {host.limits.steps}")
-    steps = min(asked, unknown)
-    _check_rounds(host, settings, steps)
-    if host.causal and settings.order not in ("random", "raster"):
-        raise ValueError(f"{host.name} writes from left to right: expected the order raster")
-    order = ORDERS.get(settings.order, ORDERS["random"])
-    planned = partial(plan, order=order, counts=COUNTS[settings.counts])
+    confident, how = settings.order == "confidence", _how(host, settings, unknown)
+    replan = partial(plan, order=order_again(host.model, how), counts=COUNTS[settings.counts])
     rows = []
     for key in keys:
-        made = plan_causal(known, ~known) if host.causal else planned(known, ~known, key[None], steps=steps)
-        confident = settings.order == "confidence"
+        made = plan_of(host.model, known, ~known, key[None], how)
+        if made.steps > host.limits.steps:
+            raise ValueError(f"{made.steps} steps are more than the server allows: {host.limits.steps}")
+        _check_rounds(host, settings, made.steps)
         rows.append(
             Row(
                 tokens=tokens.clone(),
@@ -128,10 +121,31 @@ def rows_of(host: Host, gapped: Gapped, settings: Settings) -> list[Row]:
                 spaced=gapped.spaced,
                 confident=confident,
                 revise=settings.revise,
-                replan=planned,
+                replan=replan,
             )
         )
     return rows
+
+
+def _how(host: Host, settings: Settings, unknown: int) -> How:
+    """The settings as the library takes them: at most one step for each token, and no more than the server allows."""
+    order, steps = settings.order, settings.steps
+    if host.causal:
+        if order not in (None, "random", "left", "raster"):
+            raise ValueError(f"{host.name} writes from left to right: expected the order left")
+        return How()
+    if order == "confidence":
+        if settings.strands is not None:
+            raise ValueError(f"strands {settings.strands} go with the order 'strands', not with 'confidence'")
+        order = "random"  # which decides between equals
+    if steps is None and settings.strands is None and host.model.mixture is None:
+        steps = min(32, host.limits.steps)
+    if steps is None and settings.strands is None and unknown > host.limits.steps:
+        steps = host.limits.steps
+    if steps is not None and steps > host.limits.steps:
+        raise ValueError(f"{steps} steps are more than the server allows: {host.limits.steps}")
+    steps = None if steps is None else min(steps, unknown)
+    return How(steps=steps, order=order, strands=settings.strands, counts=settings.counts)
 
 
 def _check_rounds(host: Host, settings: Settings, steps: int) -> None:

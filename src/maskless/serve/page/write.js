@@ -11,11 +11,23 @@ export function settings() {
   const top = Number($("nucleus").value);
   const order = $("order").value;
   const revise = $("revise").disabled ? 0 : Number($("revise").value);
-  return { steps: Number($("steps").value), temperature: Number($("temperature").value), top_p: top < 1 ? top : null, order, revise, seed: seedOf("seed") };
+  const pace = order === "strands" ? { strands: 2 ** Number($("strands").value) } : { steps: Number($("steps").value) };
+  return { ...pace, temperature: Number($("temperature").value), top_p: top < 1 ? top : null, order, revise, seed: seedOf("seed") };
 }
 
-// Second thoughts need a model that can go back, and an order that is known beforehand.
-function able() { $("revise").disabled = !current().any_order || $("order").value === "confidence"; }
+// Second thoughts need a model that can go back, and an order that is known beforehand. Strands take the place of steps.
+function able() {
+  const strands = $("order").value === "strands";
+  $("revise").disabled = !current().any_order || $("order").value === "confidence";
+  $("strands-field").hidden = !strands;
+  $("steps-field").hidden = strands;
+}
+
+// The order that a model was trained on: one of chains writes in strands, any other decides in any order.
+function usual() {
+  $("order").value = /strands|left/.test(current().orders ?? "") ? "strands" : "random";
+  able();
+}
 
 // What the prompt asks for: a fill where it has blanks, else a continuation.
 export function asked(model) {
@@ -27,8 +39,9 @@ export function start(found) {
   models = found;
   paper = new Paper($("paper"));
   replay = new Replay($("scrub"), $("play"), $("scrub-at"), (step) => { shut(false); paper.draw(step); });
-  for (const id of ["model", "order"]) $(id).addEventListener("change", able);
-  able();
+  $("order").addEventListener("change", able);
+  $("model").addEventListener("change", usual);
+  usual();
   $("prompt").addEventListener("input", hint);
   $("blank").addEventListener("click", blank);
   $("resample").addEventListener("click", resampleAll);
