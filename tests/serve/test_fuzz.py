@@ -1,31 +1,134 @@
-"""Requests that schemathesis makes up from the OpenAPI document: none may be answered with a 500.
+"""Made-up requests to a server in a process of its own: none is answered with a 500, and its memory stays small.
 
-Behind a flag: MASKLESS_FUZZ=300 python -m pytest tests/serve/test_fuzz.py makes about so many for each endpoint.
+Some come from the OpenAPI document, by schemathesis, some from what no document says (hostile_requests.py). The suite
+sends a few of these. MASKLESS_FUZZ=300 python -m pytest tests/serve/test_fuzz.py -s sends about so many of both kinds
+for each endpoint, to the shipped models, and prints what came of them.
 """
 
 from __future__ import annotations
 
+import http.client
+import json
 import os
+import re
+import subprocess
+import sys
+import time
 from collections import Counter
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
 
+import hostile_requests
 import pytest
 
 COUNT = int(os.environ.get("MASKLESS_FUZZ", "0"))
-pytestmark = pytest.mark.skipif(not COUNT, reason="set MASKLESS_FUZZ to a number of requests for each endpoint")
+ENDPOINTS = 6
+MEMORY = 1500 << 20  # bytes that the server may take at most
+
+
+@dataclass
+class Process:
+    url: str
+    pid: int
+
+    def peak(self) -> int:
+        """The most memory that it has had, in bytes; 0 where the system does not tell."""
+        status = Path(f"/proc/{self.pid}/status")
+        found = re.search(r"VmHWM:\s+(\d+) kB", status.read_text()) if status.exists() else None
+        return 1024 * int(found[1]) if found else 0
+
+    def post(self, path: str, body: bytes) -> tuple[int, bytes]:
+        line = http.client.HTTPConnection(self.url.removeprefix("http://"), timeout=90)
+        try:
+            line.request("POST", path, body, {"content-type": "application/json"})
+            answer = line.getresponse()
+            return answer.status, answer.read()
+        finally:
+            line.close()
+
+    def get(self, path: str) -> int:
+        line = http.client.HTTPConnection(self.url.removeprefix("http://"), timeout=90)
+        line.request("GET", path)
+        status = line.getresponse().status
+        line.close()
+        return status
 
 
 @pytest.fixture(scope="module")
-def schema(server):
-    schemathesis = pytest.importorskip("schemathesis", reason="needs the extra fuzz")
-    return schemathesis.openapi.from_url(f"{server.url}/openapi.json")
+def process(models, tmp_path_factory):
+    """`maskless serve`: the shipped models in a long run, tiny ones in the suite."""
+    folder, words = tmp_path_factory.mktemp("served"), []
+    if not COUNT:
+        for name in ("pgm", "pictures"):
+            models[name].save_pretrained(folder / name)
+        words = ["pgm", "--pictures", "pictures"]
+    command = [sys.executable, "-m", "maskless", "serve", *words, "--port", "0", "--device", "cpu", "--timeout", "10"]
+    environment, said = os.environ | {"COLUMNS": "200"}, folder / "stderr"
+    with (
+        said.open("w") as err,
+        subprocess.Popen(command, cwd=folder, env=environment, stdout=subprocess.PIPE, stderr=err, text=True) as run,
+    ):
+        try:
+            found = re.match(r"(http://127\.0\.0\.1:\d+) ", run.stdout.readline())
+            assert found, said.read_text()
+            yield Process(found[1], run.pid)
+            assert run.poll() is None, said.read_text()[-2000:]
+        finally:
+            run.kill()
+    assert "Traceback" not in said.read_text()
 
 
-def test_no_made_up_request_is_a_500(schema, server):
-    """Half of them as the document has it, half against it."""
-    from hypothesis import HealthCheck, Phase, given, settings
-    from schemathesis import GenerationMode
+def judged(status: int, body: bytes, what: object) -> None:
+    """An answer, or a refusal in one line; 503 where it would take too long."""
+    assert status < 500 or status == 503, (status, body[:500], what)
+    if status >= 400:
+        error = json.loads(body)["error"]
+        assert error["code"] == status
+        assert "\n" not in error["message"]
+        assert len(error["message"]) < 1000
 
+
+def report(seen: Counter[tuple[str, int]], begun: float, process: Process) -> None:
+    statuses: Counter[int] = Counter()
+    for (_, status), count in seen.items():
+        statuses[status] += count
+    print(
+        f"\n{sum(seen.values())} requests in {time.monotonic() - begun:.0f} s: {dict(sorted(statuses.items()))},",
+        end=" ",
+    )
+    print(f"{process.peak() / 1e6:.0f} MB at most", dict(sorted(seen.items())))
+
+
+def test_no_hostile_request_takes_much_or_breaks_anything(process):
     seen: Counter[tuple[str, int]] = Counter()
+    begun = time.monotonic()
+
+    def send(number: int) -> None:
+        known = hostile_requests.KNOWN
+        path, body = known[number] if number < len(known) else hostile_requests.attack(number)
+        status, answer = process.post(path, body)
+        seen[path, status] += 1
+        if not answer.startswith(b"event: "):
+            judged(status, answer, (number, path, body[:200]))
+
+    with ThreadPoolExecutor(8) as clients:
+        list(clients.map(send, range(ENDPOINTS * COUNT or 120)))
+    report(seen, begun, process)
+    assert process.get("/healthz") == 200
+    assert {status for _, status in seen} >= {200, 400, 413, 422}
+    assert process.peak() < MEMORY
+
+
+@pytest.mark.skipif(not COUNT, reason="set MASKLESS_FUZZ to a number of requests for each endpoint")
+def test_no_made_up_request_is_a_500(process):
+    """Half of them as the document has it, half against it."""
+    schemathesis = pytest.importorskip("schemathesis", reason="needs the extra fuzz")
+    from hypothesis import HealthCheck, Phase, given, settings
+
+    schema = schemathesis.openapi.from_url(f"{process.url}/openapi.json")
+    seen: Counter[tuple[str, int]] = Counter()
+    begun = time.monotonic()
     calm = settings(
         max_examples=(COUNT + 1) // 2,
         deadline=None,
@@ -38,18 +141,18 @@ def test_no_made_up_request_is_a_500(schema, server):
         @calm
         @given(case=operation.as_strategy(generation_mode=mode))
         def ask(case):
-            answer = case.call(base_url=server.url, timeout=30)
+            answer = case.call(base_url=process.url, timeout=90)
             seen[operation.path, answer.status_code] += 1
-            assert answer.status_code < 500, (answer.status_code, answer.text, case.body)
-            if answer.status_code >= 400:
-                assert "\n" not in answer.json()["error"]["message"]
+            if "event-stream" not in answer.headers.get("content-type", [""])[0]:
+                judged(answer.status_code, answer.content, case.body)
 
         ask()
 
     operations = [result.ok() for result in schema.get_all_operations()]
     for operation in (one for one in operations if one.method == "post"):
-        attack(operation, GenerationMode.POSITIVE)
-        attack(operation, GenerationMode.NEGATIVE)
-    print(sum(seen.values()), "requests:", dict(sorted(seen.items())))
-    assert server.get("/healthz").status == 200
-    assert len({path for path, _ in seen}) == 6
+        attack(operation, schemathesis.GenerationMode.POSITIVE)
+        attack(operation, schemathesis.GenerationMode.NEGATIVE)
+    report(seen, begun, process)
+    assert process.get("/healthz") == 200
+    assert len({path for path, _ in seen}) == ENDPOINTS
+    assert process.peak() < MEMORY

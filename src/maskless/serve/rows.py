@@ -24,7 +24,7 @@ from maskless.revision import cooled, steps_of
 from maskless.sampling import DRAW, NOISE, Truncation
 
 CELLS = 1 << 25  # logits of one call: what more rows would need waits for the next call
-CPU_CELLS = 1 << 22  # the same on a processor, where a call of these takes up to a second and 250 MB
+CPU_CELLS = 1 << 21  # the same on a processor, where a call of these takes up to half a second and 100 MB
 
 
 @dataclass(frozen=True)

@@ -43,7 +43,7 @@ ERRORS: dict[int | str, dict[str, Any]] = {
         503: "Too busy, or stopping: try again.",
     }.items()
 }
-READERS = 4  # threads that read texts and pictures and write answers: each may take some 100 MB while it does
+READERS = 2  # threads that read texts and pictures and write answers: each may take 100 MB, and keeps some of it
 SUMMARY = "Text and pictures in parallel and in any order, without a mask token."
 
 
