@@ -64,7 +64,7 @@ def configure(folder: Path, request: Request, prepare: Prepare) -> RunConfig:
     check_processes(settings, processes())
     network = {"width": sizes.width, "layers": sizes.layers} | request.network
     if settings.objective == "chain":
-        network = {"context": "ordered"} | network
+        network = {"context": "ordered", "swap": "gated"} | network
         for name, needs in (("context", "ordered"), ("queries", "position")):
             if network.get(name, needs) != needs:
                 raise ValueError(f"{name} {network[name]!r} with a chain: expected {needs!r}, or --objective partition")
