@@ -128,7 +128,7 @@ def raising(error: BaseException | type[BaseException]) -> Callable[..., NoRetur
         (["generate"], "Missing argument"),
         (["fill", "{model}", "anna has [3] balls", "--steps", "0"], "steps 0 is out of range: expected 1 to 3"),
         (["fill", "{model}", "anna has [3] balls", "--steps", "4"], "steps 4 is out of range: expected 1 to 3"),
-        (["fill", "{model}", "anna has [99] balls"], "at most the model's context of"),
+        (["fill", "{model}", "anna has [99] balls"], "the gaps are 99 tokens long: expected at most 32 with the text"),
         (["fill", "{model}", "anna has [0] balls"], "gap [0] in the template"),
         (["fill", "{model}", "anna has no gap"], "no gap in the template"),
         (["fill", "{model}", "anna [3]", "--box", "0,0,2,2"], "--box is for models of pictures: this is one of text"),

@@ -150,7 +150,9 @@ def train(
         str | None, typer.Option(help="pgm with two groups: full, or ordered (can be cached, as a chain always is).")
     ] = None,
     queries: Annotated[str | None, typer.Option(help="pgm: position (default), mean or logsumexp.")] = None,
-    swap: Annotated[str | None, typer.Option(help="pgm: gated (default of a chain), released (of two groups) or residual.")] = None,
+    swap: Annotated[
+        str | None, typer.Option(help="pgm: gated (default of a chain), released (of two groups) or residual.")
+    ] = None,
     rope: Annotated[str | None, typer.Option(help="pgm of pictures: 1d (default), or 2d, by row and column.")] = None,
     weights: Annotated[
         str | None, typer.Option(help="Loss weights: bounded (default), released, exact; pictures: arccos.")
