@@ -15,8 +15,8 @@ from PIL import Image, ImageColor, ImageDraw, ImageFont
 
 import maskless
 from maskless.codec.text import TextCodec
+from maskless.drafts import Step
 from maskless.files import write_aside
-from maskless.sampling import Step
 
 PAPER, INK, NEW, BLANK, GIVEN = "#ffffff", "#1f2933", "#c4501b", "#c9e4e1", "#7b8794"
 SIZE, LINE, MARGIN = 18, 30, 16  # pixels

@@ -6,7 +6,7 @@ from torch import Tensor
 from maskless.logits import row_keys
 from maskless.order import COUNTS, ORDERS
 from maskless.plans import plan
-from maskless.sampling import Truncation, sample
+from maskless.sampling import sample
 
 KINDS = ["position", "mean", "logsumexp", "ordered", "masked"]
 WAYS = [(order, counts) for order in ORDERS for counts in COUNTS]
@@ -24,15 +24,13 @@ def state(rows: int = B, length: int = L, seed: int = 3) -> tuple[Tensor, Tensor
     return tokens, known
 
 
-def run(
-    network, tokens, known, *, wanted=None, steps=1, order="random", counts="uniform", seed=0, keys=None, filter=None
-):
+def run(network, tokens, known, *, wanted=None, steps=1, order="random", counts="uniform", seed=0, keys=None, **how):
     """What `sample` made of a copy of the tokens, and its steps."""
     tokens = tokens.clone()
     keys = row_keys(seed, torch.arange(len(tokens))) if keys is None else keys
     wanted = ~known if wanted is None else wanted
     planned = plan(known, wanted, keys, steps=steps, order=ORDERS[order], counts=COUNTS[counts])
-    return tokens, list(sample(network, tokens, planned, keys, filter=filter or Truncation()))
+    return tokens, list(sample(network, tokens, planned, keys, **how))
 
 
 def certain(answers: Tensor, vocab: int) -> Tensor:

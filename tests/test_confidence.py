@@ -9,11 +9,13 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from maskless import logits as lg
+from maskless.drafts import Step
+from maskless.draw import DRAW, Truncation
 from maskless.logits import row_keys
 from maskless.order import COUNTS, after_lead, arccos, arccos_after_one, random, uniform
 from maskless.plans import plan
 from maskless.problems import Problems
-from maskless.sampling import DRAW, Filter, Never, Step, Truncation, sample, sample_confident
+from maskless.sampling import sample
 
 KINDS = ["position", "mean", "logsumexp", "ordered", "masked"]
 B, L, V = 4, 6, 10
@@ -28,11 +30,12 @@ def state(seed: int = 3) -> tuple[Tensor, Tensor]:
 
 
 def run(network, tokens, known, *, wanted=None, steps=1, counts=uniform, keys=None, filter=None, order=random, **how):
-    """What `sample_confident` made of a copy of the tokens, its steps, and the plan it followed."""
+    """What sampling by confidence made of a copy of the tokens, its steps, and the plan it followed."""
     tokens, wanted = tokens.clone(), ~known if wanted is None else wanted
     keys = row_keys(0, torch.arange(len(tokens))) if keys is None else keys
     planned = plan(known, wanted, keys, steps=steps, order=order, counts=counts)
-    steps = list(sample_confident(network, tokens, planned, keys, filter=filter or Truncation(), **how))
+    how |= {"filter": filter or Truncation(), "confident": True}
+    steps = list(sample(network, tokens, planned, keys, **how))
     return tokens, steps, planned
 
 
@@ -256,18 +259,6 @@ def test_a_lead_stays_first_in_the_context():
     assert [context[0] for context in contexts] == [0, 0]
 
 
-def test_warm_up_halves_the_sharpness_of_the_first_steps():
-    seen: list[Tensor] = []
-
-    def watching(logits: Tensor, rows: Tensor, positions: Tensor) -> Tensor:
-        seen.append(logits)
-        return logits
-
-    unknown, filter = torch.zeros(1, 4, dtype=torch.bool), watching
-    run(lambda p: torch.full((len(p.targets), 3), 8.0), unknown.long(), unknown, steps=4, filter=filter, warmup=2)
-    assert [logits.unique().tolist() for logits in seen] == [[4.0], [4.0], [8.0], [8.0]]
-
-
 def test_warm_up_counts_the_steps_in_which_a_row_decides_something():
     seen: list[tuple[list[int], list[float]]] = []
 
@@ -299,7 +290,7 @@ def test_rounding_does_not_decide_between_equals():
 
 def test_ids_that_are_never_drawn_are_not_drawn(tiny):
     network, (tokens, known) = tiny("position", scale=0.2), state()
-    done, _, _ = run(network, tokens, known, steps=3, filter=Never((0, 1, 2, 3, 4, 5, 6)), noise=1.0)
+    done, _, _ = run(network, tokens, known, steps=3, never=(0, 1, 2, 3, 4, 5, 6), noise=1.0)
     assert (done[~known] > 6).all()
 
 
@@ -315,8 +306,8 @@ def test_draws_and_noise_use_random_numbers_of_their_own_in_each_step(monkeypatc
     unknown, keys = torch.zeros(2, 4, dtype=torch.bool), row_keys(0, torch.arange(2))
     planned = plan(unknown, ~unknown, keys, steps=4, order=random, counts=uniform)
     monkeypatch.setattr(lg, "uniforms", watching)
-    filter: Filter = Truncation()
-    list(sample_confident(lambda p: torch.zeros(len(p.targets), 3), unknown.long(), planned, keys, filter=filter))
+    how = {"confident": True, "noise": 1.0}
+    list(sample(lambda p: torch.zeros(len(p.targets), 3), unknown.long(), planned, keys, **how))
     numbers = torch.cat(used)
     assert len(numbers) == 2 * 2 * (4 + 3 + 2 + 1)
     assert len(numbers.unique()) == len(numbers)

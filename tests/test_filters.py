@@ -7,11 +7,12 @@ import torch
 from torch import Tensor
 
 from maskless import logits as lg
+from maskless.draw import Truncation
 from maskless.logits import row_keys
 from maskless.order import COUNTS, ORDERS
 from maskless.plans import plan
 from maskless.problems import dense
-from maskless.sampling import Never, Truncation, sample, warmed
+from maskless.sampling import sample
 from sampling_runs import B, L, V, certain, run, state
 
 
@@ -75,26 +76,30 @@ def test_ids_that_are_never_drawn_are_not_drawn(tiny):
     network, unknown = tiny("position", scale=0.2), torch.zeros(50, L, dtype=torch.bool)
     done, _ = run(network, unknown.long(), unknown, steps=3)
     assert len(done.unique()) == V + 1
-    done, _ = run(network, unknown.long(), unknown, steps=3, filter=Never((0, 4, V)))
+    done, _ = run(network, unknown.long(), unknown, steps=3, never=(0, 4, V))
     assert set(done.unique().tolist()) == set(range(V)) - {0, 4}
 
 
-def test_warm_up_halves_the_sharpness_in_the_first_steps_of_each_row():
-    came = torch.tensor([[0, 1, 2, -1], [3, 2, -1, 4]])  # row 1 starts later: others had shorter prompts
-    rows, positions = torch.tensor([0, 0, 0, 1, 1, 1]), torch.tensor([0, 1, 2, 1, 0, 3])
-    logits = torch.full((6, 3), 8.0)
-    for steps, expected in ((0, [8] * 6), (1, [4, 8, 8, 4, 8, 8]), (2, [4, 4, 8, 4, 4, 8])):
-        assert warmed(came, steps)(logits, rows, positions)[:, 0].tolist() == expected
-    with pytest.raises(ValueError, match="warmup -1 is out of range"):
-        warmed(came, -1)
+@pytest.mark.parametrize("confident", [False, True])
+@pytest.mark.parametrize(("warmup", "expected"), [(0, [8, 8, 8]), (1, [4, 8, 8]), (2, [4, 4, 8])])
+def test_warm_up_halves_the_sharpness_in_the_first_steps(warmup, expected, confident):
+    seen = []
+
+    def watching(logits: Tensor, rows: Tensor, positions: Tensor) -> Tensor:
+        seen.append(logits.unique().tolist())
+        return logits
+
+    unknown, how = torch.zeros(1, 3, dtype=torch.bool), {"filter": watching, "confident": confident}
+    run(lambda p: torch.full((len(p.targets), 3), 8.0), unknown.long(), unknown, steps=3, warmup=warmup, **how)
+    assert seen == [[float(x)] for x in expected]
 
 
 def test_a_warm_first_step_samples_at_twice_the_temperature(p_value):
     rows, logits = 20_000, torch.tensor([2.0, 0.0, -1.0])
     unknown, keys = torch.zeros(rows, 2, dtype=torch.bool), row_keys(0, torch.arange(rows))
     planned = plan(unknown, ~unknown, keys, steps=2, order=ORDERS["left"], counts=COUNTS["uniform"])
-    done, filter = unknown.long(), warmed(planned.came(), 1)
-    list(sample(lambda p: logits.expand(len(p.targets), 3), done, planned, keys, filter=filter))
+    done = unknown.long()
+    list(sample(lambda p: logits.expand(len(p.targets), 3), done, planned, keys, warmup=1))
     for position, sharpness in ((0, 0.5), (1, 1.0)):
         law = (sharpness * logits).double().softmax(-1)
         assert p_value(done[:, position].bincount(minlength=3), rows * law) > 1e-4
@@ -117,5 +122,6 @@ def test_truncations_out_of_range_are_refused(wrong, message):
 
 
 def test_negative_ids_are_refused():
+    tokens, known = state()
     with pytest.raises(ValueError, match="expected 0 or more"):
-        Never((3, -1))
+        run(lambda problems: certain(problems.targets, V), tokens, known, never=(3, -1))

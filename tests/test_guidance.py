@@ -2,19 +2,21 @@
 
 import math
 from dataclasses import replace
+from functools import partial
 
 import pytest
 import torch
 from torch import Tensor
 
+from maskless.draw import SCHEDULES, Guidance, Truncation, constant, guided, ramp
 from maskless.logits import row_keys
 from maskless.order import COUNTS, ORDERS
 from maskless.plans import plan
 from maskless.problems import Problems
-from maskless.sampling import SCHEDULES, Guidance, Truncation, constant, guided, ramp, sample, sample_confident
+from maskless.sampling import sample
 
 B, L, V, DROPPED = 5, 6, 4, 9
-SAMPLERS = [sample, sample_confident]
+SAMPLERS = [sample, partial(sample, confident=True)]
 LABELS = torch.tensor([0, 1, 2, 1, 0])
 
 

@@ -11,10 +11,12 @@ from torch import nn
 from maskless import images
 from maskless.checkpoint import Model
 from maskless.codec.vq import PixelCodec
+from maskless.drafts import Step
+from maskless.engine import backends
+from maskless.how import How
 from maskless.images import class_ids, fill_image, generate_images
 from maskless.nn.maskgit import MaskGIT, MaskGITConfig
 from maskless.nn.partition import PartitionConfig, PartitionTransformer
-from maskless.sampling import Step
 
 CODES, CLASSES, SIDE = 9, 4, 5
 LENGTH = 1 + SIDE * SIDE
@@ -49,19 +51,19 @@ def model_of(kind: str) -> Model:
 def watched(monkeypatch):
     """How many runs the engine has taken."""
     taken = []
-    real = images.engine_of
+    real = backends.engine_of
 
     def engine_of(network):
         taken.append(network)
         return real(network)
 
-    monkeypatch.setattr(images, "engine_of", engine_of)
+    monkeypatch.setattr(backends, "engine_of", engine_of)
     return taken
 
 
 def plainly(monkeypatch, draw):
     with monkeypatch.context() as patch:
-        patch.setattr(images, "serves", lambda network: False)
+        patch.setattr(backends, "serves", lambda network: False)
         return draw()
 
 
@@ -139,7 +141,7 @@ def test_pictures_with_ragged_known_regions_are_those_of_the_plain_loop(monkeypa
             [0.0, 0.3, 0.6, 0.9]
         ).view(4, 1, 1)
         tokens = torch.randint(CODES, known.shape, generator=torch.Generator().manual_seed(1))
-        keys, how = images.row_keys(5, torch.arange(4)), images.ImageHow(guidance=2.0, steps=6)
+        keys, how = images.row_keys(5, torch.arange(4)), How(guidance=2.0, steps=6)
 
         def draw(model=model, tokens=tokens, known=known, keys=keys, how=how):
             return images._draw(model, tokens, known, torch.arange(4), keys, how, None)

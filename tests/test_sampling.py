@@ -5,11 +5,13 @@ import torch
 from torch import Tensor
 
 from maskless import logits as lg
+from maskless.drafts import Step
+from maskless.draw import DRAW, Truncation
 from maskless.logits import row_keys
 from maskless.order import COUNTS, ORDERS, after_lead, halton
 from maskless.plans import Plan, plan, plan_causal
 from maskless.problems import Problems
-from maskless.sampling import DRAW, Step, Truncation, sample
+from maskless.sampling import sample
 from sampling_runs import KINDS, WAYS, B, L, V, certain, run, state
 
 

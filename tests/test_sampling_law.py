@@ -8,10 +8,11 @@ import torch
 from torch import Tensor
 
 from maskless import logits as lg
+from maskless.draw import DRAW, Truncation
 from maskless.logits import row_keys
 from maskless.plans import plan_causal
 from maskless.problems import dense
-from maskless.sampling import DRAW, Truncation, sample
+from maskless.sampling import sample
 from sampling_runs import L, V, run
 
 

@@ -11,14 +11,17 @@ import torch
 from maskless import official
 from maskless.checkpoint import FILES, Model, check_model
 from maskless.codec.text import codec
-from maskless.images import ImageHow, Picture, fill_image, generate_images
+from maskless.decide import Sampled
+from maskless.drafts import OnStep
+from maskless.how import How
+from maskless.images import Picture, fill_image, generate_images
 from maskless.scores import log_likelihood
-from maskless.texts import How, OnStep, Sampled, Text, fill_text, generate_texts
+from maskless.texts import Text, fill_text, generate_texts
 
-OF_TEXT = ("prompt", "length", "first", "numbers", "strands", "refresh", "revise")
-OF_PICTURES = ("labels", "label", "guidance", "schedule", "noise", "warmup")
+OF_TEXT = ("prompt", "length", "first", "numbers")
+OF_PICTURES = ("labels", "label")
 
-__all__ = ["How", "ImageHow", "Picture", "Sampled", "Text", "fill", "generate", "load", "log_likelihood"]
+__all__ = ["How", "Picture", "Sampled", "Text", "fill", "generate", "load", "log_likelihood"]
 
 
 def load(
@@ -70,7 +73,7 @@ def generate(
 ) -> list[Any]:
     """n texts (`texts.generate_texts`), or from a model of pictures one for each label (`images.generate_images`).
 
-    Texts take prompt, length, first, batch and the keywords of `How`; pictures take batch and those of `ImageHow`.
+    Texts take prompt, length, first and batch, pictures batch; both take the keywords of `How`.
     """
     check_model(model)
     if model.layout == "image":

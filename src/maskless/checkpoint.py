@@ -20,6 +20,7 @@ from maskless import shipped
 from maskless.codec.text import TextCodec
 from maskless.codec.vq import ImageCodec, read_codec
 from maskless.files import write_aside
+from maskless.frame import Frame
 from maskless.mixture import Mixture
 from maskless.nn.causal import CausalConfig, CausalTransformer
 from maskless.nn.masked import MaskedConfig, MaskedTransformer
@@ -84,10 +85,17 @@ class Model(nn.Module):
         return self.codec
 
     @property
+    def frame(self) -> Frame:
+        """What a sequence of this model looks like."""
+        made = self.__dict__.get("_frame")
+        if made is None or made[0] is not self.codec:  # a codec may come later
+            made = self.__dict__["_frame"] = self.codec, Frame.of(self.codec, self.layout, self.config)
+        return made[1]
+
+    @property
     def lead(self) -> list[int]:
-        """What every text of this model begins with."""
-        bos = None if self.codec is None else self.text_codec.bos
-        return [] if self.layout == "packed" or bos is None else [bos]
+        """What every sequence of this model begins with."""
+        return list(self.frame.lead)
 
     def forward(self, *args: Any, **kwargs: Any) -> Tensor:
         return self.network(*args, **kwargs)

@@ -18,8 +18,8 @@ from rich.text import Text as Line
 from maskless import api, pictures
 from maskless.checkpoint import Model
 from maskless.codec.text import TextCodec, parse_gaps
+from maskless.drafts import Step
 from maskless.revision import steps_of
-from maskless.sampling import Step
 
 COLOURS = ("red", "yellow", "green", "cyan", "blue", "magenta")
 UNKNOWN = "·"

@@ -8,7 +8,7 @@ Shapes: B pictures, h x w cells of the grid, L = 1 + h*w, H x W pixels.
 from __future__ import annotations
 
 import operator
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -20,55 +20,10 @@ from torch import Tensor
 
 from maskless.checkpoint import Model, check_ids
 from maskless.codec.vq import ImageCodec, to_images, to_pixels
-from maskless.engine import engine_of, serves
-from maskless.logits import row_keys, seed_of
-from maskless.nn.calls import evaluating
-from maskless.order import COUNTS, ORDERS, Order, after_lead, halton
-from maskless.plans import Plan
-from maskless.plans import plan as make_plan
-from maskless.sampling import (
-    SCHEDULES,
-    Filter,
-    Guidance,
-    Never,
-    Step,
-    Truncation,
-    numbered_from,
-    sample,
-    sample_confident,
-    warmed,
-)
-
-IMAGE_ORDERS = ("halton", "confidence", "random", "raster")
-OnStep = Callable[[Step], None]
-
-
-@dataclass(frozen=True, kw_only=True)
-class ImageHow:
-    """How to draw pictures; `generate` and `fill` take these as keywords. The defaults are the paper's."""
-
-    steps: int | None = None  # 1 to the number of unknown cells; by default 32 or fewer
-    seed: int = 0  # the same one gives the same pictures; None: others each time
-    temperature: float = 1.0
-    top_k: int | None = None
-    top_p: float | None = None
-    order: str = "halton"
-    counts: str = "arccos"
-    guidance: float = 0.0  # how far to go beyond the class's own logits; 0: none
-    schedule: str = "ramp"  # of the guidance
-    noise: float = 5.0  # of the confidence order: how much chance there is in it at first
-    warmup: int = 1  # first steps that draw at half the sharpness, for variety
-
-    def __post_init__(self) -> None:
-        Truncation(temperature=self.temperature, top_k=self.top_k, top_p=self.top_p)
-        for what, name, known in (
-            ("order", self.order, IMAGE_ORDERS),
-            ("counts", self.counts, COUNTS),
-            ("schedule", self.schedule, SCHEDULES),
-        ):
-            if name not in known:
-                raise ValueError(f"unknown {what} {name!r}: expected one of {', '.join(known)}")
-        object.__setattr__(self, "seed", seed_of(self.seed))
+from maskless.decide import decide
+from maskless.drafts import OnStep, numbered_from
+from maskless.how import How
+from maskless.logits import row_keys
 
 
 @dataclass(frozen=True, eq=False)
@@ -95,9 +50,9 @@ def generate_images(
 ) -> list[Picture]:
     """A picture for each label, by name or number; without labels n of them, of classes in turn.
 
-    Picture i of a seed is the same whatever is drawn beside it. The other keywords are those of `ImageHow`.
+    Picture i of a seed is the same whatever is drawn beside it. The other keywords are those of `How`.
     """
-    settings, ids = ImageHow(**how), class_ids(model, labels, n)
+    settings, ids = How(**how), class_ids(model, labels, n)
     if batch < 1:
         raise ValueError(f"batch {batch} is out of range: expected 1 or more")
     h, w = grid_of(model)
@@ -123,9 +78,9 @@ def fill_image(
     """The picture with everything drawn anew that is not known; known (H, W): which pixels stay.
 
     A cell stays if all its pixels do. Pixels that are known come back as they were. The other keywords are those of
-    `ImageHow`.
+    `How`.
     """
-    settings, codec = ImageHow(**how), codec_of(model)
+    settings, codec = How(**how), codec_of(model)
     if known is None:
         raise ValueError("known= is missing: expected a mask of the picture's pixels, true for those that stay")
     pixels, (h, w) = _pixels(image, codec.channels), grid_of(model)
@@ -181,10 +136,11 @@ def dropped(model: Model, n: int) -> Tensor:
 
 
 def grid_of(model: Model) -> tuple[int, int]:
-    grid = getattr(model.config, "grid", None)
-    if model.layout != "image" or grid is None:
+    """Rows and columns of cells; a ValueError where there are none."""
+    if model.frame.grid is None:
         raise ValueError("this is not a model of pictures: its configuration has no grid")
-    return grid[0], grid[1]
+    h, w = model.frame.grid
+    return h, w
 
 
 def codec_of(model: Model) -> ImageCodec:
@@ -194,60 +150,19 @@ def codec_of(model: Model) -> ImageCodec:
 
 
 def _draw(
-    model: Model, tokens: Tensor, known: Tensor, ids: Tensor, keys: Tensor, how: ImageHow, on_step: OnStep | None
+    model: Model, tokens: Tensor, known: Tensor, ids: Tensor, keys: Tensor, how: How, on_step: OnStep | None
 ) -> list[Picture]:
     """tokens and known (B, h, w), ids (B,) of classes -> B pictures"""
-    codec, (h, w) = codec_of(model), grid_of(model)
-    bos = codec.codes + 1
-    rows = torch.cat([torch.full((len(tokens), 1), bos), tokens.flatten(1)], 1)
-    given = torch.cat([torch.ones(len(rows), 1, dtype=torch.bool), known.flatten(1)], 1)
-    steps = min(32, int((~given).sum(1).max())) if how.steps is None else how.steps
-    inner: Order = {"halton": halton((h, w)), "raster": ORDERS["left"]}.get(how.order, ORDERS["random"])
-    plan = make_plan(given, ~given, keys, steps=steps, order=after_lead(inner, 1), counts=COUNTS[how.counts])
-    _decide(model, rows, plan, keys, ids, how, on_step)
-    cells = rows[:, 1:].unflatten(1, (h, w))
+    codec, (h, w), lead = codec_of(model), grid_of(model), torch.tensor(model.lead)
+    rows = torch.cat([lead.expand(len(tokens), -1), tokens.flatten(1)], 1)
+    given = torch.cat([torch.ones(len(rows), len(lead), dtype=torch.bool), known.flatten(1)], 1)
+    labels = None if model.frame.dropped is None else ids
+    done = decide(model, rows, given, keys, how, labels=labels, on_step=on_step)
+    cells, came = (x[:, len(lead) :].unflatten(1, (h, w)) for x in (done.tokens, done.steps))
     pixels = to_pixels(codec.decode(cells.to(model.device)).cpu())
-    came = plan.came()[:, 1:].unflatten(1, (h, w))
     names = [model.classes[i] if i < len(model.classes) else None for i in ids.tolist()]
     parts = zip(pixels.numpy(), names, cells, came, strict=True)
     return [Picture(_image(image), name, token, step) for image, name, token, step in parts]
-
-
-def _decide(
-    model: Model, rows: Tensor, plan: Plan, keys: Tensor, ids: Tensor, how: ImageHow, on_step: OnStep | None
-) -> None:
-    """Decide rows (B, L) as planned, in place: by the engine, or by the plain loop where the engine does not serve."""
-    network, classes, codes = model.network, model.config.classes, codec_of(model).codes
-    never = tuple(i for i in (codes, codes + 1) if i < model.config.vocab)  # mask and BOS
-    truncation = Truncation(temperature=how.temperature, top_k=how.top_k, top_p=how.top_p)
-    guidance = Guidance(weight=how.guidance, dropped=classes, schedule=SCHEDULES[how.schedule])
-    given: dict[str, Any] = {"labels": None if classes is None else ids, "guidance": guidance}
-    if how.order != "confidence" and serves(network):
-        given |= {"filter": truncation, "never": never, "warmup": how.warmup}
-        engine_of(network).sample(rows, plan, keys, on_step=on_step, **given)
-        return
-    with torch.no_grad(), evaluating(network):
-        if how.order == "confidence":  # which is found on the way: the engine gives the logits of each step
-            given |= {"filter": _chain([Never(never), truncation]), "noise": how.noise, "warmup": how.warmup}
-            answer = engine_of(network).answer if serves(network) else network
-            run = sample_confident(answer, rows, plan, keys, **given)
-        else:
-            warm = warmed(plan.came().to(model.device), how.warmup)
-            run = sample(network, rows, plan, keys, filter=_chain([Never(never), warm, truncation]), **given)
-        for step in run:
-            if on_step is not None:
-                on_step(step)
-
-
-def _chain(filters: Iterable[Filter]) -> Filter:
-    filters = tuple(filters)
-
-    def chained(logits: Tensor, rows: Tensor, positions: Tensor) -> Tensor:
-        for filter in filters:
-            logits = filter(logits, rows, positions)
-        return logits
-
-    return chained
 
 
 def _pixels(image: Image.Image | np.ndarray, channels: int) -> np.ndarray:
@@ -266,7 +181,7 @@ def _image(pixels: np.ndarray) -> Image.Image:
     return Image.fromarray(pixels[:, :, 0] if pixels.shape[2] == 1 else pixels)
 
 
-def draw_pixels(model: Model, ids: Tensor, numbers: Tensor, how: ImageHow) -> Tensor:
+def draw_pixels(model: Model, ids: Tensor, numbers: Tensor, how: How) -> Tensor:
     """Pictures of classes as bytes.  ids (B,) of the classes, numbers (B,) of the pictures -> (B, H, W, C) uint8
 
     The picture with a number is the one that `generate_images` draws there.

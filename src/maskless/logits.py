@@ -8,8 +8,6 @@ Shapes: U targets, V vocabulary.
 
 from __future__ import annotations
 
-import operator
-import secrets
 from collections.abc import Iterable
 
 import torch
@@ -105,22 +103,6 @@ def uniforms(keys: Tensor, columns: Tensor, purpose: int) -> Tensor:
     """
     bits = _mix(_mix(keys.long() * 8 + purpose) + columns.long())
     return (_shift(bits, 11)).double() * 2.0**-53
-
-
-def check_seed(seed: object) -> int:
-    """The seed as a whole number; a ValueError about one that no generator takes."""
-    try:
-        number = operator.index(seed)  # type: ignore[arg-type]
-    except TypeError:
-        raise ValueError(f"seed {seed!r}: expected a whole number from 0 to {(1 << 63) - 1}") from None
-    if not 0 <= number < 1 << 63:
-        raise ValueError(f"seed {number} is out of range: expected 0 to {(1 << 63) - 1}")
-    return number
-
-
-def seed_of(seed: object) -> int:
-    """The seed of a call; None: another one each time, as nobody can foretell."""
-    return secrets.randbits(63) if seed is None else check_seed(seed)
 
 
 def row_keys(seed: int, samples: Tensor) -> Tensor:

@@ -57,6 +57,11 @@ class Plan:
         step = torch.searchsorted(self.ends, place, right=True) - 1
         return torch.full_like(step, -1).scatter(1, self.order, step.masked_fill(step == self.steps, -1))
 
+    def one_by_one(self) -> Plan:
+        """The same order, a position in each step."""
+        first, last = self.ends[:, :1], self.ends[:, -1:]
+        return Plan(self.order, (first + torch.arange(int((last - first).max()) + 1)).minimum(last))
+
     def decided(self) -> list[list[int]]:
         """Of each row: the decided positions, in the order in which they come."""
         first, last = self.ends[:, 0].tolist(), self.ends[:, -1].tolist()

@@ -10,7 +10,7 @@ Shapes: B sequences, L length, S problems, T context tokens in all, U targets in
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Generic, TypeVar
 
@@ -263,6 +263,23 @@ def chain(
         seen=Seen(counts.int(), chain=seen is None),
     )
     return problems, index
+
+
+def joined(parts: Sequence[Problems]) -> Problems:
+    """Several packs of problems end to end; all of them have labels, or none has. The same of chains."""
+    if len(parts) == 1:
+        return parts[0]
+    labels = [part.labels for part in parts if part.labels is not None]
+    seen = [part.seen for part in parts if part.seen is not None]
+    return Problems(
+        tokens=torch.cat([part.tokens for part in parts]),
+        positions=torch.cat([part.positions for part in parts]),
+        offsets=Offsets.from_lengths(torch.cat([part.offsets.bounds.diff() for part in parts])),
+        targets=torch.cat([part.targets for part in parts]),
+        target_offsets=Offsets.from_lengths(torch.cat([part.target_offsets.bounds.diff() for part in parts])),
+        labels=torch.cat(labels) if labels else None,
+        seen=Seen(torch.cat([one.counts for one in seen]), all(one.chain for one in seen)) if seen else None,
+    )
 
 
 def dense(

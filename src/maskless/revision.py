@@ -10,6 +10,7 @@ Shapes: B rows, L length.
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
 import torch
 from torch import Tensor
@@ -40,19 +41,30 @@ def steps_of(steps: int, rounds: int) -> list[int]:
 
 
 def erased(
-    network: Network, tokens: Tensor, known: Tensor, wanted: Tensor, keys: Tensor, *, number: int, rounds: int
+    network: Network,
+    tokens: Tensor,
+    known: Tensor,
+    wanted: Tensor,
+    keys: Tensor,
+    *,
+    number: int,
+    rounds: int,
+    labels: Tensor | None = None,
 ) -> Tensor:
     """Which of the wanted tokens of each row a round erases: the least likely ones.  -> (B, L) bool
 
-    tokens (B, L), decided where wanted; known (B, L) are given and stay; keys (B,) from `row_keys`.
+    tokens (B, L), decided where wanted; known (B, L) are given and stay; keys (B,) from `row_keys`; labels (B,) of
+    classes.
     """
     count = (wanted.sum(1).double() * share(number, rounds)).ceil()
-    rank = likelihoods(network, tokens, known, wanted, keys).argsort(dim=1, stable=True).argsort(1)
+    rank = likelihoods(network, tokens, known, wanted, keys, labels).argsort(dim=1, stable=True).argsort(1)
     return wanted & (rank < count[:, None])
 
 
 @torch.no_grad()
-def likelihoods(network: Network, tokens: Tensor, known: Tensor, wanted: Tensor, keys: Tensor) -> Tensor:
+def likelihoods(
+    network: Network, tokens: Tensor, known: Tensor, wanted: Tensor, keys: Tensor, labels: Tensor | None = None
+) -> Tensor:
     """log p of each wanted token given the known ones and half of the other wanted ones; elsewhere inf.  -> (B, L)"""
     B, L = tokens.shape
     u = [lg.uniforms(keys[:, None], torch.arange(L), purpose) for purpose in (GROUP, ORDER)]
@@ -63,6 +75,7 @@ def likelihoods(network: Network, tokens: Tensor, known: Tensor, wanted: Tensor,
     starts, ends = (torch.cat([(stage <= last).sum(1) for stage in stages]) for last in (1, 2))
     twice = tokens.repeat(2, 1)
     problems, index = split(twice, order, starts, ends)
+    problems = replace(problems, labels=None if labels is None else labels.repeat(2))
     found = torch.zeros(2 * B * L, dtype=torch.float64)
     found[index] = -answer_costs(network, problems, twice.flatten()[index])
     return found.view(2, B, L).sum(0).masked_fill(~wanted, torch.inf)  # each is a target in one of its row's problems

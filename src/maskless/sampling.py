@@ -1,264 +1,287 @@
-"""Sampling: the state grows, some positions in each step, until every wanted position is decided.
+"""Sampling: drafts grow, some positions in each step, until every wanted position is decided.
 
-The order, the counts per step and the draw are independent choices (order.py, logits.py). Prompts and gaps are just
-more context. `sample` follows an order that is fixed beforehand, `sample_confident` decides what it is surest of; both
-serve every network that answers problems, with class labels and guidance where it knows them.
+The order, the counts per step and the draw are independent choices (order.py, plans.py, draw.py). Prompts and gaps are
+just more context. What answers a step is a backend: the network itself (`Plain`), or an engine. The library, the
+command line, evaluation and the server all decide tokens here.
 
-Shapes: B rows, L length, K steps, U targets of a step, V vocabulary.
+Shapes: B rows, L length, S rows of a step, U targets of a step, V vocabulary.
 """
 
 from __future__ import annotations
 
-import math
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass, replace
+from collections.abc import Iterator, Sequence
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
+from torch.nn.functional import pad
 
 from maskless import logits as lg
+from maskless.drafts import Ask, Drafts, OnStep, Step
+from maskless.draw import DRAW, NOISE, Filter, guided
 from maskless.nn import Network, device_of
 from maskless.nn.threads import threads_for_draws, threads_for_pass
 from maskless.plans import Plan
-from maskless.problems import Problems, split
+from maskless.problems import Problems, joined
+from maskless.revision import erased
+from maskless.speculation import accept, checking
 
-DRAW, NOISE = 2, 3  # purposes of random numbers; those of plans are 0 and 1
-Filter = Callable[[Tensor, Tensor, Tensor], Tensor]  # logits (U, V), rows (U,), positions (U,) -> logits
-
-
-@dataclass(frozen=True)
-class Step:
-    """What one step decided: U tokens, each with its row and position."""
-
-    number: int  # 0 .. K-1
-    rows: Tensor
-    positions: Tensor
-    tokens: Tensor
+CELLS = 1 << 25  # logits that are drawn from at once: filters take ten times their memory
+CPU_CELLS = 1 << 21  # the same on a processor, where these take up to half a second and 100 MB
 
 
-def numbered_from(begin: int, on_step: Callable[[Step], None]) -> Callable[[Step], None]:
-    """What watches a part of a call whose rows have the numbers `begin` and on."""
-    return lambda step: on_step(replace(step, rows=step.rows + begin))
+class Backend(Protocol):
+    """A network, as drafts ask it."""
+
+    network: Network
+
+    def logits(self, asks: Sequence[Ask]) -> Tensor:
+        """Logits at what drafts ask about, one ask after the other, guided where they are.  -> (U, V)"""
+        ...
+
+    def check(self, asks: Sequence[Ask], drawn: Sequence[Tensor]) -> Tensor:
+        """Logits at the same targets, each with those that were drawn before it in its row known too.  -> (U, V)"""
+        ...
+
+    def follow(self, drafts: Drafts, on_step: OnStep | None) -> None:
+        """Take all steps of the plans of all rows."""
+        ...
 
 
-@dataclass(frozen=True, kw_only=True)
-class Truncation:
-    """Temperature, then top-k, then nucleus; the defaults leave the model's distribution as it is."""
+class Plain:
+    """The definition of a backend: every step is a call of a network with all that is known.
 
-    temperature: float = 1.0
-    top_k: int | None = None
-    top_p: float | None = None
-
-    def __post_init__(self) -> None:
-        if not 0 <= self.temperature < math.inf:
-            raise ValueError(f"temperature {self.temperature} is out of range: expected 0 (greedy) or more")
-        if self.top_k is not None and self.top_k < 1:
-            raise ValueError(f"top_k {self.top_k} is out of range: expected 1 or more")
-        if self.top_p is not None and not 0 < self.top_p <= 1:
-            raise ValueError(f"top_p {self.top_p} is out of range: expected more than 0 and at most 1")
-
-    def __call__(self, logits: Tensor, rows: Tensor, positions: Tensor) -> Tensor:
-        logits = lg.temper(logits.float(), self.temperature)
-        if self.top_k is not None:
-            logits = lg.top_k(logits, self.top_k)
-        return logits if self.top_p is None or self.top_p == 1 else lg.top_p(logits, self.top_p)
-
-
-@dataclass(frozen=True)
-class Never:
-    """Ids that are never drawn: a mask, a BOS. Comes before a truncation, which shares out what is left."""
-
-    ids: tuple[int, ...]
-
-    def __post_init__(self) -> None:
-        if any(i < 0 for i in self.ids):
-            raise ValueError(f"ids {self.ids} that are never drawn: expected 0 or more")
-
-    def __call__(self, logits: Tensor, rows: Tensor, positions: Tensor) -> Tensor:
-        return lg.rule_out(logits, self.ids)
-
-
-def warmed(came: Tensor, steps: int) -> Filter:
-    """Half the sharpness in the first `steps` steps of a row, so that samples differ before they settle.
-
-    came (B, L): the step of each position, `plan.came()`, on the device of the logits.
-    """
-    check_warmup(steps)
-    first = torch.where(came < 0, came.max(), came).amin(1, keepdim=True)
-    warm = came < first + steps
-
-    def filter(logits: Tensor, rows: Tensor, positions: Tensor) -> Tensor:
-        return torch.where(warm[rows, positions][:, None], 0.5 * logits, logits)
-
-    return filter
-
-
-def constant(progress: Tensor) -> Tensor:
-    """The whole weight of the guidance in every step."""
-    return torch.ones_like(progress)
-
-
-def ramp(progress: Tensor) -> Tensor:
-    """A weight that grows from 0 in the first step, w * s / (S - 1): the first draws stay varied."""
-    return progress
-
-
-SCHEDULES: dict[str, Callable[[Tensor], Tensor]] = {"constant": constant, "ramp": ramp}
-
-
-@dataclass(frozen=True, kw_only=True)
-class Guidance:
-    """Classifier-free guidance: logits (1 + w) * conditional - w * unconditional, on raw logits.
-
-    dropped: the label that stands for none, with which the unconditional logits are computed; None where the network
-    knows no labels. A weight of 0 is no guidance.
+    answer: in place of the network's own call.
     """
 
-    weight: float
-    dropped: int | None
-    schedule: Callable[[Tensor], Tensor] = ramp  # of a row's progress: the share of the weight
-
-    def __post_init__(self) -> None:
-        if not 0 <= self.weight < math.inf:
-            raise ValueError(f"guidance {self.weight} is out of range: expected 0 (none) or more")
-        if self.weight and self.dropped is None:
-            raise ValueError(f"guidance {self.weight} needs a network with class labels: this one knows none")
-
-    def weights(self, plan: Plan) -> Tensor:
-        """The weight of each row in each step.  -> (B, K)"""
-        return self.weight * self.schedule(plan.progress())
-
-
-def guided(network: Network, weight: Tensor, dropped: int) -> Network:
-    """A network that answers labelled problems with guided logits; weight (S,) of each problem.
-
-    Both halves go through the network in one call, twice as wide: a step of sampling is narrow, and two calls would
-    read all weights twice. Where no problem has a weight, only the conditional half is computed.
-    """
-    if not bool(weight.any()):
-        return network
-
-    def answer(problems: Problems) -> Tensor:
-        conditional, unconditional = network(problems.doubled(dropped)).chunk(2)
-        owner = problems.target_offsets.owner
-        return lg.guide(conditional, unconditional, weight.float().to(owner.device)[owner])
-
-    return answer
-
-
-def sample(
-    network: Network,
-    tokens: Tensor,
-    plan: Plan,
-    keys: Tensor,
-    *,
-    filter: Filter,
-    labels: Tensor | None = None,
-    guidance: Guidance | None = None,
-) -> Iterator[Step]:
-    """Decide tokens (B, L) as planned, in place, yielding each step; labels (B,) of classes.
-
-    This is the method in its plainest form, for any network that answers problems; engine.py does the same faster. A
-    step that decides nothing (counts may be 0) yields nothing and costs nothing.
-    """
-    ask = _asker(network, plan, labels, guidance)
-    for number in range(plan.steps):
-        starts, ends = plan.ends[:, number], plan.ends[:, number + 1]
-        busy = (ends > starts).nonzero()[:, 0]
-        if not len(busy):
-            continue
-        problems, _ = split(tokens[busy], plan.order[busy], starts[busy], ends[busy])
-        rows, positions = busy[problems.target_offsets.owner], problems.targets
-        drawn = _draw(ask(problems, busy, number), filter, rows, positions, lg.uniforms(keys[rows], positions, DRAW))
-        tokens[rows, positions] = drawn
-        yield Step(number, rows, positions, drawn)
-
-
-def sample_confident(
-    network: Network,
-    tokens: Tensor,
-    plan: Plan,
-    keys: Tensor,
-    *,
-    filter: Filter,
-    noise: float = 0.0,
-    warmup: int = 0,
-    labels: Tensor | None = None,
-    guidance: Guidance | None = None,
-) -> Iterator[Step]:
-    """Decide tokens (B, L) in place, in each step those of the drawn tokens that are surest, yielding each step.
-
-    Each step draws a token at every position that is still open, and keeps as many as the plan has in that step: those
-    with the largest log p(token) + noise * Gumbel * (1 - progress). p is the network's (guided) probability before the
-    filter: after a greedy one all tokens would be equally sure.  MaskGIT, whose released default is a noise of 5
-
-    Of the plan the counts hold; its order decides between equals, and is rewritten in place to what happened.
-    warmup: so many first steps of a row draw at half the sharpness.
-    """
-    if not 0 <= noise < math.inf:
-        raise ValueError(f"noise {noise} is out of range: expected 0 (none) or more")
-    check_warmup(warmup)
-    ask = _asker(network, plan, labels, guidance)
-    noises, cold = noise * (1 - plan.progress()), plan.first() + warmup
-    for number in range(plan.steps):
-        starts, ends, last = plan.ends[:, number], plan.ends[:, number + 1], plan.ends[:, -1]
-        busy = (ends > starts).nonzero()[:, 0]
-        if not len(busy):
-            continue
-        problems, _ = split(tokens[busy], plan.order[busy], starts[busy], last[busy])
-        owner, within = problems.target_offsets.owner, problems.target_offsets.within
-        rows, positions = busy[owner], problems.targets
-        logits = ask(problems, busy, number)
-        device = torch.device("cpu") if logits.device.type == "mps" else logits.device  # which has float64
-        columns = positions.to(device) + (number << 32)  # a step has random numbers of its own
-        own, noisy = keys[rows].to(device), noises[rows, number].to(device)
-        sharp = torch.where((number < cold)[rows, None].to(logits.device), 0.5 * logits, logits) if warmup else logits
-        drawn = _draw(sharp, filter, rows, positions, lg.uniforms(own, columns, DRAW))
-        with threads_for_draws(logits):
-            sure = lg.log_probability(logits, drawn.to(logits.device)).to(device).double()
-        sure += noisy * lg.gumbel(lg.uniforms(own, columns, NOISE))
-        surest = problems.target_offsets.ranked(sure).cpu()
-        positions, drawn = positions[surest], drawn[surest]
-        plan.order[rows, starts[rows] + within] = positions
-        kept = within < (ends - starts)[rows]
-        rows, positions, drawn = rows[kept], positions[kept], drawn[kept]
-        tokens[rows, positions] = drawn
-        yield Step(number, rows, positions, drawn)
-
-
-def check_warmup(steps: int) -> None:
-    if steps < 0:
-        raise ValueError(f"warmup {steps} is out of range: expected 0 (none) or more steps")
-
-
-def _asker(
-    network: Network, plan: Plan, labels: Tensor | None, guidance: Guidance | None
-) -> Callable[[Problems, Tensor, int], Tensor]:
-    """What asks the network for the logits of a step: (problems, their rows, step number) -> (U, V)"""
-    if labels is not None and labels.shape != plan.ends.shape[:1]:
-        raise ValueError(f"labels {tuple(labels.shape)}: expected one for each of {len(plan.ends)} rows")
-    device, weights, dropped = device_of(network), None, -1
-    if guidance is not None and guidance.weight and guidance.dropped is not None:
-        if labels is None:
-            raise ValueError(f"guidance {guidance.weight} needs labels, one for each row")
-        weights, dropped = guidance.weights(plan), guidance.dropped
+    def __init__(self, network: Network, answer: Network | None = None):
+        self.network, self.answer = network, answer or network
 
     @torch.no_grad()
-    def ask(problems: Problems, rows: Tensor, number: int) -> Tensor:
-        if labels is not None:
-            problems = replace(problems, labels=labels[rows])
-        answer = network if weights is None else guided(network, weights[rows, number], dropped)
-        problems = problems.to(device)
-        with threads_for_pass(network, problems):
+    def logits(self, asks: Sequence[Ask]) -> Tensor:
+        return self._asked(asks, joined([ask.problems() for ask in asks]), self.answer)
+
+    @torch.no_grad()
+    def check(self, asks: Sequence[Ask], drawn: Sequence[Tensor]) -> Tensor:
+        """Logits at the same targets, each with those that were drawn before it in its row known too.  -> (U, V)"""
+        problems = joined([checking(ask, tokens) for ask, tokens in zip(asks, drawn, strict=True)])
+        return self._asked(asks, problems, self.network)
+
+    def _asked(self, asks: Sequence[Ask], problems: Problems, answer: Network) -> Tensor:
+        guidance = asks[0].drafts.guidance
+        if guidance is not None and guidance.dropped is not None:
+            answer = guided(answer, torch.cat([ask.weights for ask in asks]), guidance.dropped)
+        problems = problems.to(device_of(self.network))
+        with threads_for_pass(self.network, problems):
             return answer(problems)
 
-    return ask
+    def follow(self, drafts: Drafts, on_step: OnStep | None) -> None:
+        while len(rows := drafts.next()):
+            for step in take([drafts.ask(rows)], self)[0]:
+                if on_step is not None:
+                    on_step(step)
 
 
-def _draw(logits: Tensor, filter: Filter, rows: Tensor, positions: Tensor, u: Tensor) -> Tensor:
-    device = logits.device
-    u = u.float().to(device) if device.type == "mps" else u.to(device)
+def run(drafts: Drafts, backend: Backend, on_step: OnStep | None = None) -> list[list[int]]:
+    """Decide all drafts; returns of each row the decided positions, in the order in which they came."""
+    backend.follow(drafts, on_step)
+    decided = drafts.plan.decided()
+    while bool(drafts.due.any()):
+        rows = torch.arange(len(drafts))
+        again = reconsider([(drafts, rows)], backend.network)[0]
+        backend.follow(drafts, on_step)
+        old = [[p for p in row if not again[i, p]] for i, row in enumerate(decided)]
+        decided = [kept + new for kept, new in zip(old, drafts.plan.decided(), strict=True)]
+    return decided
+
+
+def sample(network: Network, tokens: Tensor, plan: Plan, keys: Tensor, **how: Any) -> Iterator[Step]:
+    """Decide tokens (B, L) as planned, in place, yielding each step; how: the other fields of `Drafts`.
+
+    This is the method in its plainest form, for any network that answers problems. A step that decides nothing (counts
+    may be 0) yields nothing and costs nothing.
+    """
+    drafts, backend = Drafts(tokens=tokens, plan=plan, keys=keys, **how), Plain(network)
+    while len(rows := drafts.next()):
+        yield from take([drafts.ask(rows)], backend)[0]
+
+
+@torch.no_grad()
+def take(asks: Sequence[Ask], backend: Backend) -> list[list[Step]]:
+    """One step of the rows of some drafts, by one call; they change only if all is well. Returns what each decided."""
+    logits = backend.logits(asks)  # (U, V)
     with threads_for_draws(logits):
-        drawn = lg.draw(filter(logits, rows.to(device), positions.to(device)), u).cpu()
-    lg.check_drawn(int(drawn.max()), logits.shape[1])
-    return drawn
+        drawn, sure = _drawn(logits, asks)
+    lengths = [ask.offsets.total for ask in asks]
+    parts = list(zip(asks, logits.split(lengths), drawn.split(lengths), sure.split(lengths), strict=True))
+    checked = _checked([part[:3] for part in parts if part[0].drafts.draft], backend)
+    found: list[tuple[Tensor, ...]] = []
+    for ask, own, tokens, chances in parts:
+        positions = ask.positions
+        if ask.drafts.confident:
+            first = _surest(ask, chances).cpu()
+            positions, tokens, chances = positions[first], tokens[first], chances.cpu()[first]
+        if ask in checked:
+            tokens, chances, counts = checked[ask]
+            found.append((positions, tokens, chances, counts))
+        else:
+            found.append((positions, tokens, chances.cpu().double().exp()))
+        if ask.drafts.top:
+            _keep(ask, own)
+    return [ask.drafts.land(ask, *decided) for ask, decided in zip(asks, found, strict=True)]
+
+
+def _checked(parts: Sequence[tuple[Ask, Tensor, Tensor]], backend: Backend) -> dict[Ask, tuple[Tensor, Tensor, Tensor]]:
+    """Of drafts that are exact: tokens and their probabilities (U,) after the check, and how many of each row stand."""
+    if not parts:
+        return {}
+    asks, drawn = [ask for ask, _, _ in parts], [tokens for _, _, tokens in parts]
+    after = backend.check(asks, drawn).split([len(tokens) for tokens in drawn])
+    found = {}
+    for (ask, before, tokens), q in zip(parts, after, strict=True):
+        keys, columns, *_ = _targets(ask)
+        with threads_for_draws(q):
+            stand, counts, tally = accept(tokens, _shaped(before, ask), _shaped(q, ask), ask.offsets, keys, columns)
+        lg.check_drawn(int(stand.max()), q.shape[1])
+        ask.drafts.tally += tally
+        found[ask] = stand, lg.log_probability(q, stand.to(q.device)).cpu().double().exp(), counts
+    return found
+
+
+def reconsider(parts: Sequence[tuple[Drafts, Tensor]], network: Network) -> list[Tensor]:
+    """Begin the next round of rows (S,) of some drafts that are due, all in the same round of as many, by one call.
+
+    Returns what they decide again.  -> of each (S, L) bool
+    """
+    drafts, rows = parts[0]
+    number, rounds = int(drafts.round[rows[0]]), drafts.revise
+    longest = max(one.tokens.shape[1] for one, _ in parts)
+
+    def together(name: str) -> Tensor:
+        rows = [getattr(one, name)[own] for one, own in parts]
+        return torch.cat([pad(x, (0, longest - x.shape[1])) for x in rows])
+
+    tokens, known, wanted = (together(name) for name in ("tokens", "known", "wanted"))
+    keys = torch.cat([one.keys_of(own, number + 1) for one, own in parts])
+    of = [one.labels[own] for one, own in parts if one.labels is not None]
+    labels = torch.cat(of) if of else None
+    again = erased(network, tokens, known, wanted, keys, number=number, rounds=rounds, labels=labels)
+    some = again.split([len(own) for _, own in parts])
+    found = [part[:, : one.tokens.shape[1]] for part, (one, _) in zip(some, parts, strict=True)]
+    for (one, own), part in zip(parts, found, strict=True):
+        one.begin(own, part)
+    return found
+
+
+def cells_of(device: torch.device) -> int:
+    """How many logits are drawn from at once."""
+    return CPU_CELLS if device.type == "cpu" else CELLS
+
+
+def _drawn(logits: Tensor, asks: Sequence[Ask]) -> tuple[Tensor, Tensor]:
+    """A token for each target, on the CPU, and log p of it, before any filter: after a greedy one all are equally sure.
+
+    (U, V) -> (U,), (U,)
+    """
+    device, vocab = logits.device, logits.shape[1]
+    there = torch.device("cpu") if device.type == "mps" else device  # which has float64
+    keys, columns, rows, positions, warm = (torch.cat(x).to(there) for x in zip(*map(_targets, asks), strict=True))
+    u = lg.uniforms(keys, columns, DRAW)
+    u = u.float().to(device) if device.type == "mps" else u
+    shape = _Shape(asks, rows.to(device), positions.to(device), warm.to(device))
+    parts, some = [], max(1, cells_of(device) // vocab)
+    for begin in range(0, len(u), some):
+        part = slice(begin, begin + some)
+        tokens = lg.draw(shape(logits, part), u[part])
+        lg.check_drawn(int(tokens.max()), vocab)
+        parts.append((tokens, lg.log_probability(logits[part], tokens)))
+    tokens, sure = (torch.cat(x) for x in zip(*parts, strict=True))
+    return tokens.cpu(), sure
+
+
+def _shaped(logits: Tensor, ask: Ask) -> Tensor:
+    """Logits as they are drawn from.  (U, V) -> (U, V)"""
+    _, _, rows, positions, warm = (x.to(logits.device) for x in _targets(ask))
+    return _Shape([ask], rows, positions, warm)(logits, slice(None))
+
+
+class _Shape:
+    """What is done to logits before a draw: ids ruled out, then spaces, then warmth, then the filter of each row."""
+
+    def __init__(self, asks: Sequence[Ask], rows: Tensor, positions: Tensor, warm: Tensor):
+        device = rows.device
+        self.never, self.rows, self.positions = asks[0].drafts.never, rows, positions
+        self.warm = warm if bool(warm.any()) else None
+        self.spaced, self.kinds = _spaced(asks, device), _kinds(asks, device)
+
+    def __call__(self, logits: Tensor, part: slice) -> Tensor:
+        """The logits of a part of the targets.  (U, V) -> (u, V)"""
+        shaped = lg.rule_out(logits[part], self.never) if self.never else logits[part]
+        if self.spaced is not None:
+            shaped = shaped.masked_fill(self.spaced[0][part, None] & ~self.spaced[1], -torch.inf)
+        if self.warm is not None:
+            shaped = torch.where(self.warm[part, None], 0.5 * shaped, shaped)
+        rows, positions = self.rows[part], self.positions[part]
+        if len(self.kinds) == 1:
+            return self.kinds[0][0](shaped, rows, positions)
+        done = torch.empty_like(shaped, dtype=torch.float32)
+        for filter, members in self.kinds:
+            own = members[part]
+            done[own] = filter(shaped[own], rows[own], positions[own]).float()
+        return done
+
+
+def _targets(ask: Ask) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
+    """Of each target: the key, the column of its random numbers, the row, the position, and whether it is warmed."""
+    drafts, owner = ask.drafts, ask.offsets.owner
+    rows = ask.rows[owner]
+    warm = (ask.numbers < drafts.cold[rows]) & (drafts.round[rows] == 0)
+    return drafts.keys[rows], _columns(ask), rows, ask.positions, warm
+
+
+def _columns(ask: Ask) -> Tensor:
+    """Where in its random numbers a target looks: those that are still open draw anew in each step."""
+    drafts, rows = ask.drafts, ask.rows
+    step = drafts.taken[rows] if drafts.draft else torch.where(drafts.searching(rows), drafts.number[rows], 0)
+    return ask.positions + (step << 32)[ask.offsets.owner]
+
+
+def _spaced(asks: Sequence[Ask], device: torch.device) -> tuple[Tensor, Tensor] | None:
+    """Which targets have to begin with a space, and which tokens do.  -> (U,), (V,)"""
+    begins = next((ask.drafts.spaced[1] for ask in asks if ask.drafts.spaced is not None), None)
+    if begins is None:
+        return None
+    places = [
+        torch.zeros(ask.offsets.total, dtype=torch.bool)
+        if ask.drafts.spaced is None
+        else ask.drafts.spaced[0][ask.rows[ask.offsets.owner], ask.positions]
+        for ask in asks
+    ]
+    return torch.cat(places).to(device), begins.to(device)
+
+
+def _kinds(asks: Sequence[Ask], device: torch.device) -> list[tuple[Filter, Tensor]]:
+    """The filters, and which targets are theirs."""
+    of = [filter for ask in asks for filter in ask.drafts.filters(ask.rows)]
+    kinds = list(dict.fromkeys(of))
+    counts = torch.cat([ask.ends - ask.starts for ask in asks])
+    return [(kind, torch.tensor([one == kind for one in of]).repeat_interleave(counts).to(device)) for kind in kinds]
+
+
+def _surest(ask: Ask, sure: Tensor) -> Tensor:
+    """The targets of each row from the surest on; equals, and rows with an order, as they stand.  (U,) -> (U,)"""
+    drafts, owner = ask.drafts, ask.offsets.owner
+    there = torch.device("cpu") if sure.device.type == "mps" else sure.device
+    sure, rows = sure.to(there).double(), ask.rows[owner]
+    if drafts.noises is not None:
+        noise = drafts.noises[rows, drafts.number[rows]].to(there)
+        sure = sure + noise * lg.gumbel(lg.uniforms(drafts.keys[rows].to(there), _columns(ask).to(there), NOISE))
+    searching = drafts.searching(ask.rows)[owner].to(there)
+    return ask.offsets.ranked(torch.where(searching, sure, -ask.offsets.within.to(there).double()))
+
+
+def _keep(ask: Ask, logits: Tensor) -> None:
+    """Write down the likeliest tokens at each target."""
+    chances, tokens = logits.float().softmax(-1).topk(min(ask.drafts.top, logits.shape[1]), dim=-1)
+    for position, some, p in zip(ask.positions.tolist(), tokens.tolist(), chances.tolist(), strict=True):
+        ask.drafts.alternatives[position] = [pair for pair in zip(some, p, strict=True) if pair[1] > 0]

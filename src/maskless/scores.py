@@ -7,10 +7,10 @@ from torch import Tensor
 
 from maskless import order as od
 from maskless.checkpoint import Model, check_model, check_rows
-from maskless.logits import seed_of
 from maskless.nn.calls import evaluating
 from maskless.nn.causal import CausalTransformer
 from maskless.objective import along, bound, orders_of
+from maskless.seeds import seed_of
 
 NAMES = ("left", "strands")
 

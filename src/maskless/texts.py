@@ -2,87 +2,31 @@
 
 from __future__ import annotations
 
-import warnings
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, replace
-from functools import partial
+from collections.abc import Iterable, Sequence
 from typing import Any, overload
 
 import torch
 from torch import Tensor
 
 from maskless.checkpoint import Model, check_rows
-from maskless.codec.text import TextCodec, parse_gaps, starts_with_space
-from maskless.engine import Engine, engine_of, serves
-from maskless.logits import row_keys, seed_of
-from maskless.nn.calls import evaluating
-from maskless.nn.causal import CausalTransformer
-from maskless.order import COUNTS, ORDERS, Order, in_place
-from maskless.plans import Plan, check_steps, plan_causal, plan_strands
-from maskless.plans import plan as make_plan
-from maskless.revision import cooled, erased, steps_of
-from maskless.sampling import Filter, Step, Truncation, numbered_from, sample
-
-OnStep = Callable[[Step], None]
-TEXT_ORDERS = (*ORDERS, "strands")
+from maskless.codec.text import TextCodec, parse_gaps
+from maskless.decide import Sampled, decide
+from maskless.drafts import OnStep, numbered_from
+from maskless.how import How
+from maskless.logits import row_keys
 
 
 class Text(str):
     """A text that remembers its tokens and how they came.
 
     tokens: the ids; steps: for each of them the step that decided it, -1 where it was given; order: the positions that
-    were decided, in the order in which they came.
+    were decided, in the order in which they came; rounds: how many steps it took, which of exact samples are rounds.
     """
 
     tokens: list[int]
     steps: list[int]
     order: list[int]
-
-
-@dataclass(frozen=True)
-class Sampled:
-    """Rows of tokens and how they came."""
-
-    tokens: Tensor  # (B, L)
-    steps: Tensor  # (B, L) the step that decided each token, -1 where it was given
-    order: list[list[int]]  # of each row: the decided positions, in the order in which they came
-
-
-@dataclass(frozen=True, kw_only=True)
-class How:
-    """How to sample; `generate` and `fill` take these as keywords."""
-
-    steps: int | None = None  # 1 to the number of unknown tokens; by default all of them in a chain model, else 32
-    seed: int = 0  # the same one gives the same samples; None: others each time
-    temperature: float = 1.0  # 0: always the most likely token
-    top_k: int | None = None
-    top_p: float | None = None
-    order: str | None = None  # random, left or strands; by default what the model was trained on
-    strands: int | None = None  # parts that are written in step: about as many tokens are decided in each step
-    counts: str = "uniform"
-    refresh: int = 1  # full context: encode all that is known in every r-th step only (faster, no longer exact)
-    revise: int = 0  # rounds in which the least likely tokens are decided again (better texts, no longer exact)
-
-    def __post_init__(self) -> None:
-        Truncation(temperature=self.temperature, top_k=self.top_k, top_p=self.top_p)
-        if self.order == "raster":
-            warnings.warn("the order raster is called left now", FutureWarning, stacklevel=4)
-            object.__setattr__(self, "order", "left")
-        for what, name, table in (("order", self.order, TEXT_ORDERS), ("counts", self.counts, COUNTS)):
-            if name is not None and name not in table:
-                raise ValueError(f"unknown {what} {name!r}: expected one of {', '.join(table)}")
-        if self.strands is not None:
-            if self.strands < 1:
-                raise ValueError(f"strands {self.strands} is out of range: expected 1 or more")
-            if self.order not in (None, "strands") or self.steps is not None or self.counts != "uniform":
-                raise ValueError(
-                    f"strands {self.strands} settle order, steps and counts: expected none of them beside it"
-                )
-        if self.refresh < 1:
-            raise ValueError(f"refresh {self.refresh} is out of range: expected 1 or more")
-        if self.revise < 0:
-            raise ValueError(f"revise {self.revise} is out of range: expected 0 (none) or more rounds")
-        object.__setattr__(self, "seed", seed_of(self.seed))
+    rounds: int
 
 
 def generate_texts(
@@ -100,8 +44,7 @@ def generate_texts(
 
     Sample i of a seed is the same whatever n is; `first` starts at another sample, so that processes can share a seed.
     At most `batch` samples are computed at once, which bounds the memory and changes nothing else.
-    The other keywords are those of `How`: steps, seed, temperature, top_k, top_p, order, strands, counts, refresh,
-    revise.
+    The other keywords are those of `How`.
     """
     settings, text = How(**how), model.text_codec
     context = model.config.length
@@ -124,7 +67,7 @@ def generate_texts(
         known = torch.arange(length).expand(rows, length) < len(given)
         keys = row_keys(settings.seed, first + begin + torch.arange(rows))
         watch = None if on_step is None else numbered_from(begin, on_step)
-        texts += _texts(text, _sample(model, tokens, known, ~known, keys, settings, watch))
+        texts += _texts(text, decide(model, tokens, known, keys, settings, on_step=watch))
     return texts
 
 
@@ -174,8 +117,8 @@ def fill_text(
         spaced[row, [len(lead) + i for i in template.spaced]] = True
     known = ~asked & (torch.arange(L) < lengths[:, None])
     keys = row_keys(settings.seed, torch.zeros(len(templates), dtype=torch.long))
-    only = _after_space(model.text_codec, spaced, model) if spaced.any() else None
-    filled = _texts(model.text_codec, _sample(model, tokens, known, asked, keys, settings, on_step, only), lengths)
+    done = decide(model, tokens, known, keys, settings, wanted=asked, spaced=spaced, on_step=on_step)
+    filled = _texts(model.text_codec, done, lengths)
     return filled[0] if isinstance(text, str) else filled
 
 
@@ -192,131 +135,7 @@ def _fill_tokens(
     if numbers.shape != (len(tokens),):
         raise ValueError(f"numbers {tuple(numbers.shape)} of {len(tokens)} rows: expected one for each")
     keys = row_keys(settings.seed, numbers)
-    return _sample(model, tokens, known, ~known, keys, settings, on_step)
-
-
-def _sample(
-    model: Model,
-    tokens: Tensor,
-    known: Tensor,
-    wanted: Tensor,
-    keys: Tensor,
-    how: How,
-    on_step: OnStep | None,
-    before: Filter | None = None,
-) -> Sampled:
-    """Decide the wanted tokens, in place: a draft, and then as many rounds of second thoughts as asked for."""
-
-    def filter(temperature: float) -> Filter:
-        truncation = Truncation(temperature=temperature, top_k=how.top_k, top_p=how.top_p)
-        return truncation if before is None else _Both(before, truncation)
-
-    plan = plan_of(model, known, wanted, keys, how)
-    engine = engine_of(model.network) if serves(model.network) else None  # for all rounds: it looks at all weights
-    _follow(model, engine, tokens, plan, keys, filter(how.temperature), how.refresh, on_step)
-    came, decided, done = plan.came(), plan.decided(), plan.steps
-    for number, steps in enumerate(steps_of(plan.steps, how.revise)):
-        own = row_keys(number + 1, keys)
-        with evaluating(model.network):
-            again = erased(model.network, tokens, known, wanted, own, number=number, rounds=how.revise)
-        order, counts = order_again(model, how), COUNTS[how.counts]
-        plan = make_plan(known | (wanted & ~again), again, own, steps=steps, order=order, counts=counts)
-        watch = None if on_step is None else _later(done, on_step)
-        cool = filter(cooled(how.temperature, number, how.revise))
-        cool = partial(cool)  # a plain function: rounds share buffers
-        _follow(model, engine, tokens, plan, own, cool, how.refresh, watch)
-        came = torch.where(again, done + plan.came(), came)
-        new = plan.decided()
-        decided = [[p for p in old if not again[row, p]] + new[row] for row, old in enumerate(decided)]
-        done += plan.steps
-    return Sampled(tokens, came, decided)
-
-
-def plan_of(model: Model, known: Tensor, wanted: Tensor, keys: Tensor, how: How) -> Plan:
-    """What is decided when, as asked for, or as suits the model.  (B, L), (B, L), (B,) -> Plan"""
-    m = wanted.sum(1, keepdim=True)
-    unknown = int(m.max())
-    if isinstance(model.network, CausalTransformer):
-        if how.steps not in (None, unknown):
-            raise ValueError(f"a causal model takes one step per token ({unknown} here) from left to right")
-        if how.revise:
-            raise ValueError(f"revise {how.revise} with a causal model, which cannot go back: expected 0")
-        return plan_causal(known, wanted)
-    mixture, order = model.mixture, how.order or ("strands" if how.strands else None)
-    trained = [] if mixture is None else mixture.strands(unknown)
-    if order is None:
-        order = "strands" if trained else "random"
-    if mixture is not None and not (mixture.has(order) or (order == "left" and 1 in trained)):
-        warnings.warn(f"this model was trained on {mixture}: the order {order} is new to it", stacklevel=5)
-    if order != "strands":
-        steps = how.steps if how.steps is not None else min(32, unknown) if mixture is None else unknown
-        chosen = shaped(model, ORDERS[order])
-        return make_plan(known, wanted, keys, steps=steps, order=chosen, counts=COUNTS[how.counts])
-    if how.counts != "uniform":
-        raise ValueError(f"counts {how.counts!r} with strands, which settle them: expected none")
-    if how.steps is not None:
-        check_steps(how.steps, unknown)
-    number = how.strands or (trained[0] if trained else 1)
-    longest = -(-m // number) if how.steps is None else torch.full_like(m, how.steps)  # rounded up
-    return plan_strands(known, wanted, keys, longest=longest.clamp_min(1), shape=partial(shaped, model))
-
-
-def order_again(model: Model, how: How) -> Order:
-    """The order in which what was erased is decided again: scattered tokens are no strands."""
-    return shaped(model, ORDERS["left" if how.order == "left" else "random"])
-
-
-def shaped(model: Model, order: Order) -> Order:
-    """The order with the known tokens as the model's training showed them: as they stand, or shuffled."""
-    mixture = model.mixture
-    return in_place(order) if mixture is not None and mixture.has("left", "strands", "gaps") else order
-
-
-def _follow(
-    model: Model,
-    engine: Engine | None,
-    tokens: Tensor,
-    plan: Plan,
-    keys: Tensor,
-    filter: Filter,
-    refresh: int,
-    on_step: OnStep | None,
-) -> None:
-    """Decide tokens as planned, in place."""
-    if engine is not None:
-        engine.sample(tokens, plan, keys, filter=filter, refresh=refresh, on_step=on_step)
-        return
-    with evaluating(model.network):
-        for step in sample(model.network, tokens, plan, keys, filter=filter):
-            if on_step is not None:
-                on_step(step)
-
-
-def _later(done: int, on_step: OnStep) -> OnStep:
-    return lambda step: on_step(replace(step, number=step.number + done))
-
-
-@dataclass(frozen=True)
-class _Both:
-    """One filter after another."""
-
-    first: Filter
-    second: Filter
-
-    def __call__(self, logits: Tensor, rows: Tensor, positions: Tensor) -> Tensor:
-        return self.second(self.first(logits, rows, positions), rows, positions)
-
-
-def _after_space(text: TextCodec, spaced: Tensor, model: Model) -> Filter:
-    """Where the given text ends in a space before a gap, the gap starts with a token that brings the space."""
-    starts = torch.zeros(model.config.vocab, dtype=torch.bool)
-    starts[: text.vocab] = torch.tensor(starts_with_space(text))
-    starts, spaced = starts.to(model.device), spaced.to(model.device)
-
-    def filter(logits: Tensor, rows: Tensor, positions: Tensor) -> Tensor:
-        return logits.masked_fill(spaced[rows, positions][:, None] & ~starts, -torch.inf)
-
-    return filter
+    return decide(model, tokens, known, keys, settings, on_step=on_step)
 
 
 def _texts(text: TextCodec, done: Sampled, lengths: Sequence[int] | Tensor | None = None) -> list[Text]:
@@ -325,6 +144,6 @@ def _texts(text: TextCodec, done: Sampled, lengths: Sequence[int] | Tensor | Non
     for row, end in enumerate(ends):
         one = Text(text.decode(done.tokens[row, :end].tolist()))
         one.tokens, one.steps = done.tokens[row, :end].tolist(), done.steps[row, :end].tolist()
-        one.order = done.order[row]
+        one.order, one.rounds = done.order[row], 1 + max(one.steps)
         texts.append(one)
     return texts

@@ -83,7 +83,7 @@ def test_given_tokens_stay_whatever_the_order(model, how):
 
 def test_what_is_known_enters_the_encoder_as_it_stands(model, monkeypatch):
     """In the order that training showed: by position, then as decided. Without strands or gaps it is shuffled."""
-    monkeypatch.setattr("maskless.texts.serves", lambda network: False)
+    monkeypatch.setattr("maskless.engine.backends.serves", lambda network: False)
     seen = []
 
     def watched(given: Model) -> list[list[int]]:

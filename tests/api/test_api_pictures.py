@@ -60,8 +60,8 @@ GREY = np.zeros((3, 3), np.uint8)
     ("call", "message"),
     [
         (lambda m: generate(m, n=1, prompt="a"), "prompt= is for models of text: this is one of pictures"),
-        (lambda m: generate(m, n=1, revise=2), "revise= is for models of text"),
-        (lambda m: fill(m, GREY, known=GREY, refresh=2), "refresh= is for models of text"),
+        (lambda m: generate(m, n=1, strands=2), "strands 2 are of text: this is a model of images"),
+        (lambda m: generate(m, n=1, order="left"), "unknown order 'left': expected one of halton, confidence"),
         (lambda m: fill(m, GREY), "known= is missing: expected a mask of the picture's pixels"),
         (lambda m: fill(m, "cat.jpg", known=GREY), "a picture is 'cat.jpg': expected a PIL image"),
     ],
@@ -73,7 +73,7 @@ def test_what_a_model_of_pictures_cannot_use_is_named(artist, call, message):
 
 def test_what_a_model_of_text_cannot_use_is_named(plain):
     for call in (lambda: generate(plain, guidance=2.0), lambda: fill(plain, "a[2]", guidance=2.0)):
-        with pytest.raises(ValueError, match="guidance= is for models of pictures: this is one of text"):
+        with pytest.raises(ValueError, match=r"guidance 2\.0 needs a network with class labels: this one knows none"):
             call()
 
 

@@ -15,11 +15,12 @@ from maskless import order
 from maskless.bench import flops, traffic
 from maskless.bench.case import Drawing, Sampling
 from maskless.bench.figures import MASKGIT, MDLM, PGM_8_8, PGM_12_12
+from maskless.draw import Guidance, Truncation, constant
 from maskless.engine import Engine
 from maskless.logits import row_keys
 from maskless.plans import Plan, plan, plan_causal
 from maskless.problems import Problems, dense
-from maskless.sampling import Guidance, Truncation, constant, sample
+from maskless.sampling import sample
 
 B, L, K = 3, 8, 4
 CEILING, BANDWIDTH = 790e12, 4.3e12  # of an H200, as the limits that we check against were computed

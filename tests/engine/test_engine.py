@@ -8,6 +8,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from maskless.draw import Truncation
 from maskless.engine import Engine, serves
 from maskless.engine import graphs as graphs_module
 from maskless.engine import run as run_module
@@ -18,7 +19,7 @@ from maskless.logits import row_keys
 from maskless.order import COUNTS, ORDERS
 from maskless.plans import Plan, plan, plan_causal
 from maskless.problems import Offsets, split
-from maskless.sampling import Truncation, sample
+from maskless.sampling import sample
 
 KINDS = ["position", "ordered", "masked", "causal"]
 B, L, V = 4, 8, 10

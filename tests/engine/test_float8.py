@@ -5,6 +5,7 @@ import torch
 from torch import Tensor, nn
 
 from maskless.bench.case import Drawing
+from maskless.draw import Truncation
 from maskless.engine import Engine, kernels
 from maskless.engine.kernels import FLOAT8
 from maskless.engine.maps import maps_in
@@ -12,7 +13,7 @@ from maskless.logits import row_keys
 from maskless.order import COUNTS, ORDERS
 from maskless.plans import Plan, plan, plan_causal
 from maskless.problems import Problems, split
-from maskless.sampling import Truncation, sample
+from maskless.sampling import sample
 
 KINDS = ["position", "ordered", "masked", "causal"]
 B, L, V = 4, 24, 200

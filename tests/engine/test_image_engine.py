@@ -6,6 +6,8 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from maskless.drafts import Step
+from maskless.draw import SCHEDULES, Guidance, Truncation
 from maskless.engine import Engine, engine_of, serves
 from maskless.engine import run as run_module
 from maskless.engine.run import Equal, Rounded
@@ -15,7 +17,7 @@ from maskless.nn.maskgit import MaskGIT, MaskGITConfig
 from maskless.nn.partition import PartitionConfig, PartitionTransformer
 from maskless.order import COUNTS, after_lead, halton
 from maskless.plans import Plan, plan
-from maskless.sampling import SCHEDULES, Filter, Guidance, Never, Step, Truncation, sample, warmed
+from maskless.sampling import sample
 
 B, GRID, CODES, CLASSES = 4, (3, 4), 11, 5
 L, MASK, BOS = 1 + GRID[0] * GRID[1], CODES, CODES + 1
@@ -64,15 +66,6 @@ def never_of(network: nn.Module) -> tuple[int, ...]:
     return tuple(i for i in (MASK, BOS) if i < network.config.vocab)
 
 
-def filters(network: nn.Module, way: Plan, warmup: int, truncation: Filter) -> Filter:
-    first, second = Never(never_of(network)), warmed(way.came(), warmup)
-
-    def chained(logits: Tensor, rows: Tensor, positions: Tensor) -> Tensor:
-        return truncation(second(first(logits, rows, positions), rows, positions), rows, positions)
-
-    return chained
-
-
 def both(
     network: nn.Module,
     engine: Engine,
@@ -93,9 +86,9 @@ def both(
     guidance = Guidance(weight=weight, dropped=CLASSES, schedule=SCHEDULES[schedule])
     mine, seen = tokens.clone(), []
     how = {"labels": LABELS, "guidance": guidance}
-    plain = list(sample(network, tokens, way, keys, filter=filters(network, way, warmup, truncation), **how))
-    more = {"never": never_of(network), "warmup": warmup, "on_step": seen.append}
-    engine.sample(mine, way, keys, filter=truncation, **more, **how)
+    how |= {"never": never_of(network), "warmup": warmup, "filter": truncation}
+    plain = list(sample(network, tokens, way, keys, **how))
+    engine.sample(mine, way, keys, on_step=seen.append, **how)
     assert torch.equal(mine, tokens)
     assert (mine[:, 1:] < CODES).all()
     return plain, seen

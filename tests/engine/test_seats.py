@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from maskless.engine import Engine, bodies
-from maskless.engine.seats import FEWEST, Ask, Seats, keeps
+from maskless.engine.seats import FEWEST, Question, Seats, keeps
 from maskless.nn.partition import PartitionConfig, PartitionTransformer
 from maskless.problems import dense
 
@@ -45,7 +45,7 @@ class Grower:
 
     def ask(self):
         self.end = min(LENGTH, self.start + self.rng.randint(1, self.most))
-        return Ask(self, self.tokens, self.order, self.start, self.end, self.label)
+        return Question(self, self.tokens, self.order, self.start, self.end, self.label)
 
     def grow(self):
         self.start = self.end
@@ -92,7 +92,7 @@ def test_a_step_encodes_only_what_is_new(tiny, monkeypatch):
     seats = Seats(Engine(tiny("ordered", length=LENGTH)), LENGTH)
     order = torch.arange(LENGTH)
     for step in range(4):
-        seats.logits([Ask(n, order, order, 1 + 2 * step + n, 3 + 2 * step + n) for n in (0, 1)])
+        seats.logits([Question(n, order, order, 1 + 2 * step + n, 3 + 2 * step + n) for n in (0, 1)])
     assert counted == [1 + 2, 2 + 2, 2 + 2, 2 + 2]
 
 
@@ -115,7 +115,7 @@ def test_a_step_that_fails_changes_nothing(network, monkeypatch):
 def test_seats_grow_with_the_guests_and_are_given_back(tiny):
     seats = Seats(Engine(tiny("ordered", length=LENGTH)), LENGTH)
     order = torch.arange(LENGTH)
-    seats.logits([Ask(n, order, order, 1, 2) for n in range(FEWEST + 1)])
+    seats.logits([Question(n, order, order, 1, 2) for n in range(FEWEST + 1)])
     assert seats.table.rows == 2 * FEWEST
     assert seats.size == LENGTH * 2 * (2 + 1 + 2) * 16 * 4  # keys and values of encoder, GroupSwap and decoder
     assert sum(cache.nbytes for cache in seats.table.memory.caches) == 2 * FEWEST * seats.size
@@ -127,7 +127,7 @@ def test_no_more_seats_are_made_than_there_is_memory_for(tiny):
     engine, order = Engine(tiny("ordered", length=LENGTH)), torch.arange(LENGTH)
     size = Seats(engine, LENGTH).size
     seats = Seats(engine, LENGTH, memory=3 * size + 1)
-    seats.logits([Ask(n, order, order, 1, 2) for n in range(2)])
+    seats.logits([Question(n, order, order, 1, 2) for n in range(2)])
     assert seats.table.rows == seats.most == 3
 
 

@@ -162,14 +162,11 @@ def test_what_follows_the_end_of_a_document_is_no_text():
 def test_samples_end_where_their_document_ends_and_their_speed_counts_all_that_was_drawn(padded, order, monkeypatch):
     rows = torch.tensor([[256, *STORY, *[256] * 13], [256, *b"the dog and the dog and the"[:23]]])
 
-    def wrote(tokens, *_, **__):
-        tokens.copy_(rows[: len(tokens)])
-        return iter(())
+    def wrote(drafts, *_):
+        drafts.tokens.copy_(rows[: len(drafts)])
+        return drafts.plan.decided()
 
-    monkeypatch.setattr("maskless.texts.sample", lambda network, tokens, *_, **__: wrote(tokens))
-    monkeypatch.setattr("maskless.evaluate.orders.sample_confident", lambda network, tokens, *_, **__: wrote(tokens))
-    monkeypatch.setattr("maskless.texts.serves", lambda network: False)
-    monkeypatch.setattr("maskless.evaluate.orders.serves", lambda network: False)
+    monkeypatch.setattr("maskless.decide.run", wrote)
     draw = drawing(padded, order=order)
     assert [(sample.text, sample.decided) for sample in draw(0, 2, 4)] == [
         ("a cat sat.", 24),

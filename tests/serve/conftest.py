@@ -176,13 +176,13 @@ def slow(models: dict[str, Model]) -> Iterator[Callable[..., Any]]:
         def start(pause: float, key: str | None = None, **limits: Any) -> Server:
             bounds = Limits(**{"length": 48, "steps": 64, "rows": 8} | limits)
             host = Host("pgm", models["pgm"], bounds)
-            quick = host.batcher.answers.logits
+            quick = host.batcher.backend.logits
 
             def logits(rows: Any) -> Any:
                 time.sleep(pause)
                 return quick(rows)
 
-            host.batcher.answers.logits = logits
+            host.batcher.backend.logits = logits
             return stack.enter_context(running([host], bounds, key))
 
         yield start

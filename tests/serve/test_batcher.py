@@ -4,8 +4,12 @@ import threading
 import time
 
 import pytest
+import torch
 
-from maskless.serve import answers, texts
+from maskless import sampling
+from maskless.engine import backends
+from maskless.how import How
+from maskless.serve import texts
 from maskless.serve.batcher import BusyError, Job
 from maskless.serve.host import Host, Limits
 from maskless.serve.turns import Turns
@@ -14,10 +18,10 @@ from maskless.serve.turns import Turns
 class Waiter:
     """A job and how it ended."""
 
-    def __init__(self, host, text="the [6] .", deadline=float("inf"), **how):
-        self.rows = texts.rows_of(host, texts.from_template(host, text), texts.Settings(**how))
+    def __init__(self, host, text="the [6] .", n=1, deadline=float("inf"), **how):
+        self.drafts = texts.drafts_of(host, texts.from_template(host, text), How(**how), n)
         self.ended, self.error, self.steps = threading.Event(), None, []
-        self.job = Job(self.rows, on_end=self.end, on_step=self.steps.append, deadline=deadline)
+        self.job = Job(self.drafts, on_end=self.end, on_step=self.steps.append, deadline=deadline)
         host.batcher.submit(self.job)
 
     def end(self, error):
@@ -33,14 +37,14 @@ class Gate:
     """A network that stops before each call until it is let through."""
 
     def __init__(self, host):
-        self.quick, self.gate, self.calls, self.sizes = host.batcher.answers.logits, threading.Semaphore(0), 0, []
-        host.batcher.answers.logits = self
+        self.quick, self.gate, self.calls, self.sizes = host.batcher.backend.logits, threading.Semaphore(0), 0, []
+        host.batcher.backend.logits = self
 
-    def __call__(self, rows):
+    def __call__(self, asks):
         self.calls += 1
-        self.sizes.append(len(rows))
+        self.sizes.append(sum(len(ask.rows) for ask in asks))
         assert self.gate.acquire(timeout=20)
-        return self.quick(rows)
+        return self.quick(asks)
 
     def let(self, n=1):
         self.gate.release(n)
@@ -105,7 +109,7 @@ def test_a_short_request_has_a_seat_at_once(make, kind):
     """Also where requests of many rows have all of them: rows stand up, go on later, and come out as they should."""
     host = make(kind, batch=8)
     many, one = {"text": "the [12] .", "steps": 12, "n": 4}, {"text": "a [3]", "steps": 3, "seed": 9}
-    alone = [[row.tokens.tolist() for row in Waiter(host, **many, seed=i).wait().rows] for i in range(2)]
+    alone = [Waiter(host, **many, seed=i).wait().drafts.tokens.tolist() for i in range(2)]
     gate = Gate(host)
     long = [Waiter(host, **many, seed=i) for i in range(2)]
     gate.let(3)
@@ -120,7 +124,7 @@ def test_a_short_request_has_a_seat_at_once(make, kind):
     gate.let(100)
     for waiter, tokens in zip(long, alone, strict=True):
         assert waiter.wait().error is None
-        assert [row.tokens.tolist() for row in waiter.rows] == tokens
+        assert waiter.drafts.tokens.tolist() == tokens
     assert len({len(waiter.steps) for waiter in long}) == 2  # a row of one of them had to wait
 
 
@@ -170,14 +174,14 @@ def test_a_late_job_is_told_so(make):
 
 def test_a_failing_step_ends_its_jobs_and_no_others(make):
     host = make()
-    quick = host.batcher.answers.logits
+    quick = host.batcher.backend.logits
 
     def fails(rows):
         raise RuntimeError("a broken network")
 
-    host.batcher.answers.logits = fails
+    host.batcher.backend.logits = fails
     assert "broken" in str(Waiter(host).wait().error)
-    host.batcher.answers.logits = quick
+    host.batcher.backend.logits = quick
     assert Waiter(host).wait().error is None
 
 
@@ -185,23 +189,23 @@ def test_a_failing_step_ends_its_jobs_and_no_others(make):
 def test_the_fault_of_one_is_not_that_of_all(make, kind):
     """A step that fails is taken again, one request at a time: the others come out as they would have."""
     host = make(kind)
-    alone = [Waiter(host, steps=6, seed=seed).wait().rows[0].tokens.tolist() for seed in range(3)]
+    alone = [Waiter(host, steps=6, seed=seed).wait().drafts.tokens.tolist() for seed in range(3)]
     gate = Gate(host)
     jobs = [Waiter(host, steps=6, seed=seed) for seed in range(3)]
     bad = Waiter(host, steps=6, seed=9)
-    answers, quick = host.batcher.answers, gate.quick
+    quick = gate.quick
 
-    def sometimes(rows):
-        if bad.rows[0] in rows and bad.rows[0].number > 2:
+    def sometimes(asks):
+        if any(ask.drafts is bad.drafts for ask in asks) and int(bad.drafts.number[0]) > 2:
             raise RuntimeError("one of these is bad")
-        return quick(rows)
+        return quick(asks)
 
-    answers.logits = sometimes
+    host.batcher.backend.logits = sometimes
     gate.let(100)
     assert "one of these" in str(bad.wait().error)
     for one, tokens in zip(jobs, alone, strict=True):
         assert one.wait().error is None
-        assert one.rows[0].tokens.tolist() == tokens
+        assert one.drafts.tokens.tolist() == tokens
         assert len(one.steps) == 6
     assert host.batcher.counts.failed == 2  # together, and the bad one alone
 
@@ -213,7 +217,7 @@ def test_a_request_that_fails_in_one_of_its_calls_is_out_of_the_others(make):
     first = Waiter(host, steps=1)
     gate.reached(1)
     bad, good = Waiter(host, n=3), Waiter(host, n=3)
-    host.batcher.answers.logits = lambda rows: 1 / 0 if rows[0] in bad.rows else gate.quick(rows)
+    host.batcher.backend.logits = lambda asks: 1 / 0 if asks[0].drafts is bad.drafts else gate.quick(asks)
     gate.let(1)
     assert "division" in str(bad.wait().error)
     assert first.wait().error is good.wait().error is None
@@ -221,13 +225,13 @@ def test_a_request_that_fails_in_one_of_its_calls_is_out_of_the_others(make):
 
 
 def test_nobody_waits_for_ever_whatever_fails(make):
-    host = make()
-    host.batcher.answers.keep = lambda rows: 1 / len(rows)  # fails where nobody is there
+    host = make("ordered")
+    host.batcher.backend.keep = lambda rows: 1 / len(rows)  # fails where nobody is there
     first = Waiter(host, steps=2).wait()
     assert first.error is None
-    host.batcher.answers.keep = lambda rows: 1 / 0 if rows else None
+    host.batcher.backend.keep = lambda rows: 1 / 0 if rows else None
     assert "division" in str(Waiter(host).wait().error)
-    host.batcher.answers.keep = lambda rows: None
+    host.batcher.backend.keep = lambda rows: None
     assert Waiter(host).wait().error is None
 
 
@@ -238,13 +242,12 @@ def test_what_a_cancelled_row_had_kept_is_given_back(make):
     gate.reached(1)
     gate.let(1)
     gate.reached(2)
-    seats = host.batcher.answers.seats
-    there = {row for row, _ in seats.owners}
-    assert there == {row for one in jobs if one.steps for row in one.rows}
+    seats = host.batcher.backend.seats
+    assert {owner[0] for owner in seats.owners} == {one.drafts for one in jobs if one.steps}
     jobs[0].job.cancel()
     gate.let(1)
     gate.reached(3)
-    assert {row for row, _ in seats.owners} == {row for one in jobs[1:] for row in one.rows}
+    assert {owner[0] for owner in seats.owners} == {one.drafts for one in jobs[1:]}
     gate.let(100)
     for one in jobs[1:]:
         one.wait()
@@ -280,17 +283,22 @@ def test_rows_that_begin_a_round_do_not_wait_for_others(make):
     assert long.wait().error is None
 
 
-def test_a_round_that_cannot_begin_is_the_fault_of_one(make):
+def test_a_round_that_cannot_begin_is_the_fault_of_one(make, monkeypatch):
     host = make("ordered")
     how = {"text": "the [16] .", "steps": 4, "revise": 2}
-    alone = Waiter(host, **how, seed=1).wait().rows[0].tokens.tolist()
-    gate, quick = Gate(host), host.batcher.answers.erased
+    alone = Waiter(host, **how, seed=1).wait().drafts.tokens.tolist()
+    gate, quick = Gate(host), sampling.erased
     good, bad = Waiter(host, **how, seed=1), Waiter(host, **how, seed=2)
-    host.batcher.answers.erased = lambda rows: 1 / 0 if bad.rows[0] in rows else quick(rows)
+    wrong = bad.drafts.keys_of(torch.arange(1), 1)
+
+    def sometimes(network, tokens, known, wanted, keys, **given):
+        return 1 / 0 if wrong in keys else quick(network, tokens, known, wanted, keys, **given)
+
+    monkeypatch.setattr(sampling, "erased", sometimes)
     gate.let(100)
     assert "division" in str(bad.wait().error)
     assert good.wait().error is None
-    assert good.rows[0].tokens.tolist() == alone
+    assert good.drafts.tokens.tolist() == alone
 
 
 def test_who_finds_a_free_seat_does_not_wait(make):
@@ -323,7 +331,7 @@ def test_who_has_left_the_queue_keeps_nobody_out(make):
 
 
 def test_rows_whose_memory_would_not_fit_wait(make, monkeypatch):
-    monkeypatch.setattr(answers, "KEPT", 1)
+    monkeypatch.setattr(backends, "KEPT", 1)
     host = make("ordered")
     jobs = [Waiter(host, steps=3, seed=seed) for seed in range(3)]
     for one in jobs:
@@ -352,7 +360,7 @@ def test_models_side_by_side_share_the_time_and_not_the_steps(models):
     hosts = [Host(name, models["pgm"], Limits(steps=100), turns) for name in pauses]
     at_once, inside = [], []
     for host in hosts:
-        host.batcher.answers.logits = sleeping(host.batcher.answers.logits, pauses[host.name], at_once, inside)
+        host.batcher.backend.logits = sleeping(host.batcher.backend.logits, pauses[host.name], at_once, inside)
     quick, slow = (Waiter(host, "[40]", steps=40) for host in hosts)
     quick.wait()
     done = len(slow.steps)

@@ -10,6 +10,7 @@ import time
 import pytest
 import torch
 
+from maskless.how import How
 from maskless.serve import texts
 from maskless.serve.host import Limits
 from maskless.serve.metrics import Metrics
@@ -38,7 +39,6 @@ WRONG = [
     ("/v1/fill", {"text": "a [3]", "steps": 65}, 400, r"65 steps are more than the server allows: 64"),
     ("/v1/fill", {"text": "a [40]", "steps": 40, "revise": 9}, 400, r"40 steps and revise 9 make \d+, more than .* 64"),
     ("/v1/fill", {"text": "a [3]", "revise": 17}, 422, r"revise: .*less than or equal to 16"),
-    ("/v1/fill", {"text": "a [3]", "revise": 1, "order": "confidence"}, 400, r"revise 1 with the order confidence"),
     ("/v1/fill", {"text": "a [3]", "n": 9}, 400, r"n is 9: expected at most 8"),
     ("/v1/fill", {"text": "a [3]", "temperature": -1}, 422, r"temperature: "),
     ("/v1/fill", {"text": "a [3]", "temperature": "1"}, 422, r"temperature: .*number"),
@@ -232,12 +232,12 @@ def test_a_step_that_does_not_come_back_is_not_waited_for(slow):
 
 def test_a_stream_that_nobody_reads_is_cut_off(server):
     host = server.hosts["pgm"]
-    rows = texts.rows_of(host, texts.from_template(host, "a [3]"), texts.Settings())
+    drafts = texts.drafts_of(host, texts.from_template(host, "a [3]"), How())
 
     async def unread():
         state = State([host], Limits(seconds=0.1), Metrics())
         nothing = {"landed": None, "ended": None}
-        answer = state.stream(host, rows, opened=[b"x"], **nothing)
+        answer = state.stream(host, drafts, opened=[b"x"], **nothing)
         answer.seconds = 0.1
         waiting = asyncio.Event()
 
@@ -252,8 +252,8 @@ def test_a_stream_that_nobody_reads_is_cut_off(server):
 
 def test_a_model_of_nan_is_a_500_that_says_so(slow):
     server = slow(0)
-    answers = server.hosts["pgm"].batcher.answers
-    answers.logits = lambda rows: torch.full((sum(row.size for row in rows), 460), torch.nan)
+    backend = server.hosts["pgm"].batcher.backend
+    backend.logits = lambda asks: torch.full((sum(ask.offsets.total for ask in asks), 460), torch.nan)
     answer = server.post("/v1/fill", {"text": "a [3]"})
     assert answer.status == 500
     assert answer.message.startswith("no token can be drawn: the model's logits are NaN")
@@ -267,7 +267,7 @@ def test_a_broken_step_is_a_500_without_a_trace(slow):
     def broken(rows):
         raise RuntimeError("secret detail")
 
-    server.hosts["pgm"].batcher.answers.logits = broken
+    server.hosts["pgm"].batcher.backend.logits = broken
     answer = server.post("/v1/fill", {"text": "a [3]"})
     assert answer.status == 500
     assert "secret" not in answer.message

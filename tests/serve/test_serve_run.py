@@ -36,8 +36,8 @@ def stopped(models, monkeypatch):
     def run(bodies, pause, *signals):
         limits = Limits(length=48, steps=64, rows=8)
         host = Host("pgm", models["pgm"], limits)
-        quick = host.batcher.answers.logits
-        monkeypatch.setattr(host.batcher.answers, "logits", lambda rows: (time.sleep(pause), quick(rows))[1])
+        quick = host.batcher.backend.logits
+        monkeypatch.setattr(host.batcher.backend, "logits", lambda asks: (time.sleep(pause), quick(asks))[1])
         answers, threads = {}, []
 
         def ask(url, i, body):

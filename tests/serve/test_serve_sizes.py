@@ -7,7 +7,9 @@ import pytest
 import torch
 from PIL import Image
 
+from maskless import sampling
 from maskless.codec.text import TextCodec
+from maskless.how import How
 from maskless.serve import pictures, rows, texts
 from maskless.serve.host import Host, Limits
 
@@ -79,15 +81,14 @@ def test_a_step_of_many_tokens_is_drawn_in_parts(host, monkeypatch):
     """Filters and draws take ten times the memory of the logits; a request of 70 bytes took 700 MB in one step."""
 
     def decided(cells):
-        monkeypatch.setattr(rows, "CPU_CELLS", cells, raising=False)
+        monkeypatch.setattr(sampling, "CPU_CELLS", cells)
         kinds = ({"top_p": 0.9, "temperature": 2.0}, {"top_k": 3}, {})
-        some = [texts.rows_of(host, texts.from_prompt(host, "", 40), texts.Settings(steps=1, **kind)) for kind in kinds]
-        every = [row for (row,) in some]
-        rows.advance(every, host.batcher.answers, host.batcher.rules)
-        return torch.stack([row.tokens for row in every]), [row.probability for row in every]
+        every = [texts.drafts_of(host, texts.from_prompt(host, "", 40), How(steps=1, **kind)) for kind in kinds]
+        rows.advance([rows.Row(drafts, 0) for drafts in every], host.batcher.backend)
+        return torch.cat([drafts.tokens for drafts in every]), [drafts.chance.tolist() for drafts in every]
 
-    drawn, sizes = rows.lg.draw, []
-    monkeypatch.setattr(rows.lg, "draw", lambda logits, u: (sizes.append(logits.numel()), drawn(logits, u))[1])
+    drawn, sizes = sampling.lg.draw, []
+    monkeypatch.setattr(sampling.lg, "draw", lambda logits, u: (sizes.append(logits.numel()), drawn(logits, u))[1])
     whole, chances = decided(1 << 22)
     assert max(sizes) == 40 * host.vocab
     sizes.clear()

@@ -15,6 +15,7 @@ from maskless.bench import flops, traffic
 from maskless.bench.case import PRECISIONS, Case, Config, Drawing, Sampling, Training, at_least_1
 from maskless.bench.machine import Machine, forget_peak, now, peak_memory
 from maskless.bench.result import BACKWARD, FORWARD, SAMPLE, STEP, Result
+from maskless.draw import Guidance
 from maskless.ema import EMA
 from maskless.engine import Engine
 from maskless.engine.maps import maps_in
@@ -25,7 +26,6 @@ from maskless.nn.masked import MaskedConfig
 from maskless.objective import Task, noise
 from maskless.order import COUNTS, Order, after_lead, halton, random
 from maskless.plans import Plan, plan, plan_causal
-from maskless.sampling import Guidance
 from maskless.train.captured import Captured
 from maskless.train.config import RAGGED
 from maskless.train.loop import compile_layers

@@ -112,7 +112,7 @@ def evaluate(
     maskless evaluate runs/photos --reference photos --guidance 0,1,2,3 --features inception.pt --out quality.json
     """
     from maskless import api
-    from maskless.logits import check_seed
+    from maskless.seeds import check_seed
     from maskless.train.processes import processes
 
     check_seed(seed)
@@ -205,9 +205,11 @@ def _evaluate_pictures(
     from accelerate import PartialState
 
     from maskless.checkpoint import digest
+    from maskless.decide import settled
     from maskless.evaluate import sets
     from maskless.evaluate.sweep import sweep
-    from maskless.images import ImageHow, codec_of, grid_of
+    from maskless.how import How
+    from maskless.images import codec_of, grid_of
 
     sets.check_drawing(model, guidances, **how)
     check_files(to, statistics)
@@ -219,7 +221,10 @@ def _evaluate_pictures(
     pictures = sets.real(reference, valid)
     sets.check_share(valid, pictures)
     seen = _look(pictures, network, h * codec.factor, codec.channels, statistics)
-    settings = dataclasses.asdict(ImageHow(**how)) | {"model": digest(model.network, codec), "samples": samples}
+    settings = dataclasses.asdict(settled(model, How(**how), h * w)) | {
+        "model": digest(model.network, codec),
+        "samples": samples,
+    }
     del settings["guidance"]  # which each point has
     swept = partial(sweep, sample, guidances, network, seen, to, score=network.classes > 0, settings=settings)
     points = show.sweeping(swept, len(guidances), samples, lambda point: f"w = {point.guidance:g}")

@@ -245,7 +245,7 @@ def _conditions(
 ) -> dict[str, Any]:
     """What the figures of samples depend on, but for the steps, which each point has."""
     from maskless.checkpoint import digest
-    from maskless.texts import How
+    from maskless.how import How
 
     found = {name: value for name, value in asdict(How(**asked.how)).items() if name != "steps"}
     found |= {"model": digest(model.network), "judge": judge.digest()}

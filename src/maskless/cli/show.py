@@ -18,8 +18,8 @@ from maskless.train.report import or_unknown
 
 if TYPE_CHECKING:
     from maskless.data.tokens import Prepared
+    from maskless.drafts import Step
     from maskless.evaluate.images import Quality
-    from maskless.sampling import Step
     from maskless.train.run import RunConfig
 
 P = TypeVar("P")

@@ -19,6 +19,8 @@ from contextlib import contextmanager, nullcontext
 import torch
 from torch import Tensor, nn
 
+from maskless.drafts import Step, check_warmup
+from maskless.draw import Filter, Guidance, Truncation
 from maskless.engine.answer import answer
 from maskless.engine.bodies import CausalBody, PartitionBody
 from maskless.engine.maps import maps_in
@@ -29,7 +31,6 @@ from maskless.nn.calls import ForkSafeLock
 from maskless.nn.threads import DRAWING, Size, threads_for
 from maskless.plans import Plan
 from maskless.problems import Problems
-from maskless.sampling import Filter, Guidance, Step, Truncation, check_warmup
 
 SHAPES = 4  # how many runs an engine keeps, with their buffers and graphs, when no call uses them
 TURN = ForkSafeLock()  # of a call on a GPU: a capture must not meet another one, nor memory that is given back

@@ -17,13 +17,13 @@ import torch
 from torch import Tensor
 
 from maskless import logits as lg
+from maskless.draw import DRAW, Filter, Truncation
 from maskless.engine import kernels
 from maskless.engine.board import Board
 from maskless.engine.bodies import Body, CausalBody, PartitionBody
 from maskless.engine.graphs import Graphs
 from maskless.plans import Plan
 from maskless.problems import Offsets
-from maskless.sampling import DRAW, Filter, Truncation
 
 GRAIN = 64  # ragged steps are rounded up to so many tokens and targets
 

@@ -28,7 +28,7 @@ FEWEST = 8  # seats that are kept when nobody is there
 
 
 @dataclass(frozen=True)
-class Ask:
+class Question:
     """What a sequence asks in a step. What is known of it may only grow at its end from one step to the next."""
 
     owner: Hashable  # whose seat it is
@@ -76,7 +76,7 @@ class Seats:
         if not self.owners and self.table is not None and self.table.rows > FEWEST:
             self.table = None
 
-    def logits(self, asks: Sequence[Ask]) -> Tensor:
+    def logits(self, asks: Sequence[Question]) -> Tensor:
         """Logits at what each sequence asks for, one after the other, as the network gives them.  -> (U, V) float32"""
         threads = threads_for(self._work(asks))
         with torch.no_grad(), torch.autocast(self.device.type, enabled=False), self.engine.turn, threads:
@@ -101,7 +101,7 @@ class Seats:
                 self.encoded.append(ask.start + self.body.lead)
             return logits
 
-    def _work(self, asks: Sequence[Ask]) -> int:
+    def _work(self, asks: Sequence[Question]) -> int:
         """Of a step on the CPU."""
         if self.device.type != "cpu":
             return 0
@@ -148,7 +148,7 @@ class _Table:
         for cache in self.memory.caches:
             cache[:, :, [a, b]] = cache[:, :, [b, a]]
 
-    def ask(self, asks: list[Ask], encoded: list[int]) -> dict[Hashable, Tensor]:
+    def ask(self, asks: list[Question], encoded: list[int]) -> dict[Hashable, Tensor]:
         """What the head reads at the targets of each sequence; encoded: how many slots of its seat are filled."""
         body, board, lead = self.body, self.board, self.body.lead
         begun = [encoded[seat] for seat in range(len(asks))]
@@ -168,7 +168,7 @@ class _Table:
         x, _ = self.memory(board, context, targets, not any(begun))
         return {ask.owner: part for ask, part in zip(asks, x.split(asked), strict=True)}
 
-    def _laid(self, seat: int, ask: Ask, begun: int) -> tuple[Tensor, Tensor, Tensor]:
+    def _laid(self, seat: int, ask: Question, begun: int) -> tuple[Tensor, Tensor, Tensor]:
         """Slots in the flat board, positions and tokens of what became known and of the targets.  -> (n,) x 3"""
         body, lead = self.body, self.body.lead
         order = ask.order[max(0, begun - lead) : ask.end]

@@ -28,8 +28,8 @@ from maskless import api
 from maskless.checkpoint import Model
 from maskless.codec.text import TextCodec
 from maskless.evaluate import options
-from maskless.logits import check_seed
 from maskless.objective import mixed_seed
+from maskless.seeds import check_seed
 from maskless.terminal import plain
 
 NAME = "maskless"

@@ -17,13 +17,12 @@ from torch import Tensor
 
 from maskless import texts
 from maskless.checkpoint import Model
-from maskless.codec.text import TextCodec
-from maskless.engine import engine_of, serves
+from maskless.decide import settled
 from maskless.evaluate.genppl import Draw, Sample, sample_of
+from maskless.how import TEXT_ORDERS, How
 from maskless.logits import row_keys, uniforms
 from maskless.mixture import hidden_spans
 from maskless.nn import Network, device_of
-from maskless.nn.calls import evaluating
 from maskless.nn.causal import CausalTransformer
 from maskless.nn.loss import answer_costs
 from maskless.nn.partition import chains
@@ -32,10 +31,9 @@ from maskless.objective import bound
 from maskless.order import COUNTS, ORDERS, in_place, strands
 from maskless.plans import Plan, plan, plan_strands
 from maskless.problems import split
-from maskless.sampling import Truncation, sample_confident
 
 CONFIDENCE = "confidence"
-NAMES = ("random", "left", "strands", CONFIDENCE)
+NAMES = TEXT_ORDERS
 OLD = {"left-to-right": "left", "raster": "left"}
 STRANDS = 8  # of the strands that are measured by default
 EXACT = ("left to right", f"{STRANDS} strands", f"{STRANDS} strands, in step")
@@ -134,22 +132,15 @@ def _along_confidence(network: Network, tokens: Tensor, planned: Plan, counted: 
     return total
 
 
-def drawing(model: Model, *, order: str | None = None, length: int | None = None, **how: Any) -> Draw:
-    """What draws samples of a model in an order; how: temperature, top_p, top_k, counts, seed, revise, of `How`."""
-    order = None if order is None else _named(order)
-    settings = texts.How(**how)
+def drawing(model: Model, *, length: int | None = None, **how: Any) -> Draw:
+    """What draws samples of a model; how: keywords of `How`, but for the steps."""
     causal = isinstance(model.network, CausalTransformer)
-    if causal and order not in (None, "random", "left"):
-        raise ValueError(f"a causal model draws from left to right, not by {order}")
-    if settings.revise and order == CONFIDENCE:
-        raise ValueError(f"revise {settings.revise} goes with a planned order, not with confidence: expected 0")
+    settled(model, How(**how), unknown(model, length))  # a mistake shows at once
 
     def draw(first: int, n: int, steps: int) -> list[Sample]:
-        if order == CONFIDENCE:
-            return _confident(model, first, n, steps, length, settings)
-        given = how | {"steps": None if causal else steps, "order": None if causal else order}
+        given = how | ({"order": None} if causal else {"steps": steps})
         drawn = texts.generate_texts(model, n, first=first, batch=n, length=length, **given)
-        return [sample_of(one.tokens, _codec(model), model.layout) for one in drawn]
+        return [sample_of(one.tokens, model.text_codec, model.layout) for one in drawn]
 
     return draw
 
@@ -163,28 +154,4 @@ def _named(order: str) -> str:
 
 def unknown(model: Model, length: int | None = None) -> int:
     """How many tokens of a sample are decided: the most steps there can be."""
-    lead = len(model.lead) if isinstance(model.codec, TextCodec) else 0
-    return (model.config.length if length is None else length) - lead
-
-
-def _confident(model: Model, first: int, n: int, steps: int, length: int | None, how: texts.How) -> list[Sample]:
-    codec, L = _codec(model), model.config.length if length is None else length
-    lead = L - unknown(model, L)
-    tokens = torch.zeros(n, L, dtype=torch.long)
-    if lead:
-        tokens[:, 0] = codec.bos or 0
-    known = (torch.arange(L) < lead).expand(n, L)
-    keys, network = row_keys(how.seed, first + torch.arange(n)), model.network
-    planned = plan(known, ~known, keys, steps=steps, order=ORDERS["random"], counts=COUNTS[how.counts])
-    truncation = Truncation(temperature=how.temperature, top_k=how.top_k, top_p=how.top_p)
-    answer = engine_of(network).answer if serves(network) else network
-    with torch.no_grad(), evaluating(network):
-        for _ in sample_confident(answer, tokens, planned, keys, filter=truncation):
-            pass
-    return [sample_of(row, codec, model.layout) for row in tokens.tolist()]
-
-
-def _codec(model: Model) -> TextCodec:
-    if not isinstance(model.codec, TextCodec):
-        raise ValueError("this model brings no tokenizer: name one")
-    return model.codec
+    return (model.config.length if length is None else length) - len(model.lead)

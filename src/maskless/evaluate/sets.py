@@ -22,12 +22,13 @@ from torch import Tensor
 from maskless.checkpoint import Model
 from maskless.data.image_tokens import holds_images
 from maskless.data.images import VALID, Broken, Images, read_images
+from maskless.draw import Guidance
 from maskless.evaluate.images import CHUNKS, Seen, Statistics, look, short
 from maskless.evaluate.inception import Features
 from maskless.evaluate.sweep import Sample
-from maskless.images import ImageHow, class_ids, codec_of, draw_pixels, grid_of
+from maskless.how import How
+from maskless.images import class_ids, codec_of, draw_pixels, grid_of
 from maskless.plans import check_steps
-from maskless.sampling import Guidance
 from maskless.terminal import plain
 
 SIDES = ("train", "valid")
@@ -124,7 +125,7 @@ def check_share(valid: float | None, *found: Real) -> None:
 def drawn(model: Model, samples: int, batch: int, **how: Any) -> Sample:
     """What draws this process's share of so many pictures, of classes in turn, with a guidance.
 
-    how: keywords of `ImageHow`. Picture i is the same for any batch and any number of processes.
+    how: keywords of `How`. Picture i is the same for any batch and any number of processes.
     """
     for name, value, least in (("samples", samples, CHUNKS), ("batch", batch, 1)):
         if value < least:
@@ -133,7 +134,7 @@ def drawn(model: Model, samples: int, batch: int, **how: Any) -> Sample:
     numbers = torch.arange(samples)[state.process_index :: state.num_processes]
 
     def sample(guidance: float) -> Iterator[Tensor]:
-        settings = ImageHow(**how, guidance=guidance)
+        settings = How(**how, guidance=guidance)
         for some in numbers.split(batch) if len(numbers) else []:
             yield draw_pixels(model, ids[some], some, settings)
 
@@ -142,7 +143,7 @@ def drawn(model: Model, samples: int, batch: int, **how: Any) -> Sample:
 
 def check_drawing(model: Model, guidances: list[float], **how: Any) -> None:
     """Raise a ValueError about what cannot be drawn, before anything is computed."""
-    settings, (h, w) = ImageHow(**how), grid_of(model)
+    settings, (h, w) = How(**how), grid_of(model)
     codec_of(model)
     if settings.steps is not None:
         check_steps(settings.steps, h * w)

@@ -11,11 +11,15 @@ import logging
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable
+from dataclasses import dataclass
 from itertools import islice, zip_longest
 
-from maskless.serve.rows import Answers, Landed, Row, Rules, advance, batches, cells_of, due, reconsider
+from maskless.drafts import Drafts, Step
+from maskless.engine import Slots
+from maskless.nn import device_of
+from maskless.sampling import Plain, cells_of
+from maskless.serve.rows import Row, advance, batches, begin, due
 from maskless.serve.shares import shares
 from maskless.serve.turns import Turns
 
@@ -35,11 +39,11 @@ class LateError(BusyError):
 
 @dataclass(eq=False)
 class Job:
-    """Rows that were asked for together. The callbacks are called in the batcher's thread and must not wait."""
+    """Drafts that were asked for together. The callbacks are called in the batcher's thread and must not wait."""
 
-    rows: Sequence[Row]
+    drafts: Drafts
     on_end: Callable[[Exception | None], None]  # None: all rows are done
-    on_step: Callable[[list[tuple[int, Landed]]], None] | None = None  # (number of the row, what landed)
+    on_step: Callable[[list[Step]], None] | None = None
     deadline: float = float("inf")  # of time.monotonic()
     cancelled: bool = False
     calls: int = 0  # of the network in which it had a part
@@ -77,10 +81,10 @@ class Counts:
 class _Seat:
     job: Job
     number: int
-    row: Row = field(init=False)
 
-    def __post_init__(self) -> None:
-        self.row = self.job.rows[self.number]
+    @property
+    def row(self) -> Row:
+        return Row(self.job.drafts, self.number)
 
 
 class Batcher:
@@ -89,16 +93,15 @@ class Batcher:
     def __init__(
         self,
         name: str,
-        answers: Answers,
-        rules: Rules,
+        backend: Plain,
         vocab: int,
         *,
         batch: int = 64,
         queue: int = 64,
         turns: Turns | None = None,
     ):
-        self.name, self.answers, self.rules, self.vocab = name, answers, rules, vocab
-        self.cells = cells_of(rules.device)
+        self.name, self.backend, self.vocab = name, backend, vocab
+        self.cells = cells_of(device_of(backend.network))
         self.turns = turns or Turns()  # shared by the models of a server
         self.batch, self.queue = batch, queue
         self.counts = Counts()
@@ -143,7 +146,7 @@ class Batcher:
     def pending(self) -> list[Job]:
         """Jobs with rows that have no seat."""
         seated = self._seated
-        return [job for job in self.jobs if job.finished + seated[job] < len(job.rows)]
+        return [job for job in self.jobs if job.finished + seated[job] < len(job.drafts)]
 
     @property
     def _seated(self) -> Counter[Job]:
@@ -157,10 +160,10 @@ class Batcher:
     def _work(self) -> None:
         while self._ready():
             try:
-                self.answers.keep([seat.row for seat in self.seats])
+                self._keep()
                 self._call()
                 if not self.seats:
-                    self.answers.keep([])
+                    self._keep()
             except Exception as error:  # whatever it was, nobody waits for ever
                 log.exception("the batcher failed")
                 self._fail({seat.job for seat in self.seats}, error)
@@ -168,6 +171,11 @@ class Batcher:
         for job in self.jobs:
             job.on_end(BusyError("the server is stopping"))
         self.seats, self.jobs = [], []
+
+    def _keep(self) -> None:
+        """All rows without a seat have left, and what was encoded of those that are due has changed."""
+        if isinstance(self.backend, Slots):
+            self.backend.keep({(seat.job.drafts, seat.number) for seat in self.seats if not seat.row.due})
 
     def _ready(self) -> bool:
         """Wait for work, see who leaves and who sits down; false when there is to be no more."""
@@ -198,24 +206,24 @@ class Batcher:
 
     def _sit(self) -> None:
         """Deal out the seats. The first rows of a job that are not done have its seats, so few change theirs."""
-        wanted = [len(job.rows) - job.finished for job in self.jobs]
+        wanted = [len(job.drafts) - job.finished for job in self.jobs]
         given = shares(wanted, [job.calls for job in self.jobs], self.batch)
         seats: list[_Seat] = []
         for job, places in zip(self.jobs, given, strict=True):
-            left = (number for number, row in enumerate(job.rows) if not row.done)
+            left = (number for number, done in enumerate(job.drafts.done.tolist()) if not done)
             seats += [_Seat(job, number) for number in islice(left, places)]
         self.seats = seats
 
     def _call(self) -> None:
         """One call: a step of as many rows as fit or, by turns where there are both, rows that begin a round."""
         rows = self._order()
-        ready, begin = [row for row in rows if not row.due], due(rows, self.vocab, self.cells)
-        self.began = bool(begin) and not (ready and self.began)
+        ready, waiting = [row for row in rows if not row.due], due(rows, self.vocab, self.cells)
+        self.began = bool(waiting) and not (ready and self.began)
         if self.began:
-            self._step(begin[0], self._reconsider)
+            self._step(waiting[0], begin)
         elif ready:
             self.stepped += 1
-            self._step(batches(ready, self.vocab, self.cells)[0], self._advance)
+            self._step(batches(ready, self.vocab, self.cells)[0], advance)
 
     def _order(self) -> list[Row]:
         """The rows that sit, as they come next. By turns: one of the job that came first, and one of the job that will
@@ -230,23 +238,16 @@ class Batcher:
         orders = (first, least) if self.stepped % 2 else (least, first)  # both begin: a row may fill a call alone
         return list(dict.fromkeys(row for both in zip(*orders, strict=True) for row in both))
 
-    def _advance(self, group: list[Row]) -> list[Landed]:
-        return advance(group, self.answers, self.rules)
-
-    def _reconsider(self, group: list[Row]) -> list[Landed]:
-        reconsider(group, self.answers)
-        return []
-
-    def _step(self, group: list[Row], take: Callable[[list[Row]], list[Landed]]) -> None:
+    def _step(self, group: list[Row], take: Callable[[list[Row], Plain], dict[Drafts, list[Step]]]) -> None:
         """Take a step of these rows; it lands something in each of them, or nothing in any."""
-        seats = {id(seat.row): seat for seat in self.seats}
+        of = {job.drafts: job for job in self.jobs}
         jobs: Counter[Job] = Counter()
         for row in group:
-            jobs[seats[id(row)].job] += row.size
+            jobs[of[row.drafts]] += row.size
         try:
             with self.turns.turn(self.name):
                 begin = time.perf_counter()
-                landed = take(group)
+                landed = take(group, self.backend)
                 self.counts.seconds += time.perf_counter() - begin
         except Exception as error:
             log.exception("a step of %d rows failed", len(group))
@@ -255,24 +256,21 @@ class Batcher:
                 self._fail(set(jobs), error)
                 return
             for job in jobs:  # one by one: it may be the fault of one of them, or of all being too much at once
-                self._step([row for row in group if seats[id(row)].job is job], take)
+                self._step([row for row in group if row.drafts is job.drafts], take)
             return
         for job, targets in jobs.items():
             job.calls += 1
             job.targets += targets
         self.counts.steps += 1
         self.counts.rows += len(group)
-        self.counts.tokens += sum(len(one.tokens) for one in landed)
-        of_jobs: dict[Job, list[tuple[int, Landed]]] = {}
-        for row, one in zip(group, landed, strict=False):
-            seat = seats[id(row)]
-            of_jobs.setdefault(seat.job, []).append((seat.number, one))
-            seat.job.finished += row.done
+        self.counts.tokens += sum(len(one.tokens) for steps in landed.values() for one in steps)
         self.seats = [seat for seat in self.seats if not seat.row.done]
-        for job, steps in of_jobs.items():
+        for drafts, steps in landed.items():
+            job = of[drafts]
+            job.finished = int(drafts.done.sum())
             if job.on_step is not None:
                 job.on_step(steps)
-            if job.finished == len(job.rows):
+            if job.finished == len(drafts):
                 with self.changed:
                     self.jobs.remove(job)
                 job.on_end(None)

@@ -2,22 +2,21 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-import torch
-from torch import Tensor
-
+from maskless import decide
 from maskless.checkpoint import Model
-from maskless.codec.text import TextCodec, starts_with_space
+from maskless.codec.text import TextCodec
 from maskless.codec.vq import ImageCodec
+from maskless.drafts import Drafts
+from maskless.engine import Slots, slots_of
+from maskless.how import How
 from maskless.images import grid_of
 from maskless.nn.causal import CausalTransformer
-from maskless.serve.answers import answers_of
 from maskless.serve.batcher import Batcher
-from maskless.serve.rows import Rules
 from maskless.serve.turns import Turns
 
 FILES = 256  # descriptors that connections leave free: for files, and for what is accepted before it is refused
@@ -66,14 +65,13 @@ class Host:
         self.name, self.model, self.limits = name, model.eval(), limits
         if model.codec is None:
             raise ValueError(f"the model {name} brings no tokenizer or codec: convert it with one first")
-        rules = self._rules()
-        answers = answers_of(model, rules)
-        batch = min(limits.batch, answers.room)
-        self.batcher = Batcher(name, answers, rules, self.vocab, batch=batch, queue=limits.queue, turns=turns)
+        backend = slots_of(model.network, int(model.config.length))
+        batch = min(limits.batch, backend.room) if isinstance(backend, Slots) else limits.batch
+        self.batcher = Batcher(name, backend, self.vocab, batch=batch, queue=limits.queue, turns=turns)
 
     @property
     def pictures(self) -> bool:
-        return self.model.layout == "image"
+        return self.model.frame.grid is not None
 
     @property
     def vocab(self) -> int:
@@ -97,9 +95,8 @@ class Host:
 
     @property
     def lead(self) -> list[int]:
-        """What every sequence of a model of text begins with."""
-        bos = self.text.bos
-        return [] if self.model.layout == "packed" or bos is None else [bos]
+        """What every sequence of the model begins with."""
+        return self.model.lead
 
     @property
     def length(self) -> int:
@@ -141,19 +138,25 @@ class Host:
             return texts
         return [text[2:] if text.startswith("##") else f" {text}" if text else "" for text in texts]
 
-    def _rules(self) -> Rules:
-        device, config = self.model.device, self.model.config
-        if self.pictures:
-            codes = self.codec.codes
-            never = tuple(i for i in (codes, codes + 1) if i < config.vocab)  # mask and BOS
-            return Rules(device, never=never, dropped=config.classes)
-        spaced: Tensor | None = None
-        if self.text.byte_level:
-            spaced = torch.zeros(self.vocab, dtype=torch.bool)
-            spaced[: self.text.vocab] = torch.tensor(starts_with_space(self.text))
-            spaced = spaced.to(device)
-        never = tuple(range(self.text.vocab, self.vocab))  # ids without a text, a mask among them
-        return Rules(device, never=never, spaced=spaced)
+    def within(self, how: How, unknown: int) -> How:
+        """What is not said, as the server allows it; and never more steps than unknown tokens."""
+        most = self.limits.steps
+        if how.steps is not None and how.steps > most:
+            raise ValueError(f"{how.steps} steps are more than the server allows: {most}")
+        if self.causal:
+            return replace(how, steps=None)
+        if how.steps is None and how.strands is None:
+            how = replace(how, steps=decide.settled(self.model, how, unknown).steps)
+            return how if unknown <= most else replace(how, steps=min(how.steps or most, most))
+        return how if how.steps is None else replace(how, steps=min(how.steps, unknown))
+
+    def checked(self, drafts: Drafts) -> Drafts:
+        """Drafts that take no more steps than the server allows."""
+        if drafts.steps > self.limits.steps:
+            first, revise, most = drafts.plan.steps, drafts.revise, self.limits.steps
+            rounds = f" and revise {revise} make {drafts.steps}," if revise else " are"
+            raise ValueError(f"{first} steps{rounds} more than the server allows: {most}")
+        return drafts
 
 
 def name_of(source: str, taken: set[str]) -> str:

@@ -1,4 +1,4 @@
-"""Picture requests as rows, and rows as answers.
+"""Picture requests as drafts, and drafts as answers.
 
 Shapes: h x w cells of the grid, H x W pixels; a row is a BOS and then the grid, row by row.
 """
@@ -9,7 +9,7 @@ import base64
 import binascii
 import io
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -17,39 +17,21 @@ import torch
 from PIL import Image
 from torch import Tensor
 
+from maskless import decide
 from maskless.codec.vq import to_images, to_pixels
 from maskless.data.image_pixels import decode, fit
-from maskless.images import IMAGE_ORDERS, class_ids, grid_of
+from maskless.drafts import Drafts, Step
+from maskless.how import How
+from maskless.images import class_ids, grid_of
 from maskless.logits import row_keys
-from maskless.order import COUNTS, ORDERS, Order, after_lead, halton
 from maskless.pictures import nearest_known
-from maskless.plans import plan
-from maskless.sampling import Guidance, Truncation
 from maskless.serve.host import Host
-from maskless.serve.rows import Landed, Row
-from maskless.serve.texts import rounded
+from maskless.serve.texts import decided
 
 FORMATS = {b"\x89PNG\r\n\x1a\n": "PNG", b"\xff\xd8\xff": "JPEG"}  # by their first bytes
 PIXELS = 1 << 22  # of a picture that is sent
 NARROWEST = 16  # its longer side by its shorter one, which is scaled to the model's: a line would become gigabytes
 GREY = np.uint8(128)  # where nothing is known
-
-
-@dataclass(frozen=True, kw_only=True)
-class PictureSettings:
-    """How to draw; the defaults are those of `images.ImageHow`."""
-
-    label: str | int | None = None
-    guidance: float = 0.0
-    steps: int | None = None
-    seed: int = 0
-    temperature: float = 1.0
-    top_k: int | None = None
-    top_p: float | None = None
-    order: str = "halton"
-    counts: str = "arccos"
-    noise: float = 5.0
-    warmup: int = 1
 
 
 @dataclass(frozen=True)
@@ -121,68 +103,49 @@ def read_image(text: str) -> np.ndarray:
         raise ValueError(f"image: {error}") from None
 
 
-def rows_of(host: Host, canvas: Canvas, settings: PictureSettings) -> list[Row]:
-    """The one row of a picture, as `generate_images` and `fill_image` would draw it."""
-    (h, w), classes = grid_of(host.model), host.model.config.classes
-    known = torch.cat([torch.ones(1, dtype=torch.bool), canvas.known.flatten()])[None]
-    unknown = int((~known).sum())
-    if not unknown:
+def drafts_of(host: Host, canvas: Canvas, how: How, label: str | int | None) -> Drafts:
+    """The one draft of a picture, as `generate_images` and `fill_image` would draw it."""
+    lead, dropped = torch.tensor(host.lead), host.model.frame.dropped
+    known = torch.cat([torch.ones(len(lead), dtype=torch.bool), canvas.known.flatten()])[None]
+    if not (unknown := int((~known).sum())):
         raise ValueError("nothing to draw: every cell is known")
-    if settings.order not in IMAGE_ORDERS:
-        raise ValueError(f"unknown order {settings.order!r}: expected one of {', '.join(IMAGE_ORDERS)}")
-    asked = min(32, host.limits.steps) if settings.steps is None else settings.steps
-    if asked > host.limits.steps:
-        raise ValueError(f"{asked} steps are more than the server allows: {host.limits.steps}")
-    key = row_keys(settings.seed, torch.zeros(1, dtype=torch.long))
-    inner: Order = {"halton": halton((h, w)), "raster": ORDERS["left"]}.get(settings.order, ORDERS["random"])
-    made = plan(
-        known, ~known, key, steps=min(asked, unknown), order=after_lead(inner, 1), counts=COUNTS[settings.counts]
-    )
-    confident = settings.order == "confidence"
-    label = None if settings.label is None else int(class_ids(host.model, [settings.label], 1)[0])
-    guidance = Guidance(weight=settings.guidance if label is not None else 0.0, dropped=classes)
-    bos = torch.tensor([host.codec.codes + 1])
-    row = Row(
-        tokens=torch.cat([bos, canvas.tokens.flatten()]),
-        plan=made,
-        key=key[0],
-        truncation=Truncation(temperature=settings.temperature, top_k=settings.top_k, top_p=settings.top_p),
-        confident=confident,
-        noise=settings.noise if confident else 0.0,
-        warmup=settings.warmup,
-        label=label,
-        weights=guidance.weights(made)[0].tolist() if guidance.weight else (),
-    )
-    return [row]
+    ids = None if dropped is None else torch.tensor([dropped])
+    if label is not None:
+        ids = class_ids(host.model, [label], 1)
+    elif how.guidance:
+        how = replace(how, guidance=0.0)  # towards no class
+    tokens, key = torch.cat([lead, canvas.tokens.flatten()])[None], row_keys(how.seed, torch.zeros(1, dtype=torch.long))
+    how = host.within(how, unknown)
+    return host.checked(decide.drafts_of(host.model, tokens, known, key, how, labels=ids))
 
 
-def opening(host: Host, canvas: Canvas, row: Row) -> dict[str, Any]:
+def opening(host: Host, canvas: Canvas, drafts: Drafts) -> dict[str, Any]:
     """What a client can show before anything is drawn."""
     h, w = grid_of(host.model)
-    about = {"model": host.name, "steps": row.steps, "grid": [h, w], "unknown": row.left()}
+    about = {"model": host.name, "steps": drafts.steps, "grid": [h, w], "unknown": int(drafts.wanted.sum())}
     return about | {"known": canvas.known.tolist(), "image": frame(host, canvas, canvas.tokens, canvas.known)}
 
 
-def landing(host: Host, image: str | None, steps: list[tuple[int, Landed]]) -> dict[str, Any]:
+def landing(host: Host, image: str | None, step: Step) -> dict[str, Any]:
     """What a step decided, perhaps with a picture of what is known by now."""
     _, w = grid_of(host.model)
-    (_, landed) = steps[0]
-    decided = [
-        {"row": (place - 1) // w, "column": (place - 1) % w, "token": token, "probability": rounded(chance)}
-        for place, token, chance in zip(landed.positions, landed.tokens, landed.probabilities, strict=True)
+    cells = [
+        {"row": (place - 1) // w, "column": (place - 1) % w, "token": token, "probability": p}
+        for _, place, token, p in decided(step)
     ]
-    return {"step": landed.step, "decided": decided} | ({} if image is None else {"image": image})
+    return {"step": step.number, "decided": cells} | ({} if image is None else {"image": image})
 
 
-def answer(host: Host, canvas: Canvas, row: Row, seconds: float) -> dict[str, Any]:
+def answer(host: Host, canvas: Canvas, drafts: Drafts, seconds: float) -> dict[str, Any]:
     """The finished picture, its tokens, and the step of each."""
     h, w = grid_of(host.model)
-    tokens, came = row.tokens[1:].unflatten(0, (h, w)), torch.tensor(row.came[1:]).unflatten(0, (h, w))
-    names = host.model.classes
+    tokens, came = (x[0, len(host.lead) :].unflatten(0, (h, w)) for x in (drafts.tokens, drafts.came))
+    names, label = host.model.classes, None if drafts.labels is None else int(drafts.labels[0])
+    label = None if label == host.model.frame.dropped else label
     return {
         "model": host.name,
-        "label": None if row.label is None else names[row.label] if row.label < len(names) else str(row.label),
-        "steps": row.steps,
+        "label": None if label is None else names[label] if label < len(names) else str(label),
+        "steps": drafts.steps,
         "seconds": round(seconds, 4),
         "image": _png(_pixels(host, canvas, tokens)),
         "tokens": tokens.tolist(),

@@ -2,34 +2,15 @@
 
 from __future__ import annotations
 
+from dataclasses import fields
 from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
-Seed = Annotated[int, Field(ge=0, lt=1 << 63, description="The same seed gives the same answer.")]
-Steps = Annotated[
-    int | None, Field(ge=1, le=1 << 20, description="At most so many steps, and never more than unknown tokens.")
-]
-Temperature = Annotated[float, Field(ge=0, le=100, allow_inf_nan=False, description="0: always the most likely token.")]
-TopK = Annotated[int | None, Field(ge=1, le=1 << 31, description="Draw among the k most likely tokens.")]
-TopP = Annotated[
-    float | None, Field(ge=1e-6, le=1, allow_inf_nan=False, description="Draw from the nucleus of this probability.")
-]
+from maskless.how import How
+
+SAYS = {one.name: one.metadata["help"] for one in fields(How)}
 Name = Annotated[str | None, Field(max_length=200, description="One of GET /v1/models. Default: the first that fits.")]
-Counts = Literal["uniform", "mdlm", "arccos", "arccos-after-one"]
-TextOrder = Literal["random", "left", "strands", "confidence", "raster"]
-Order = Annotated[
-    TextOrder | None,
-    Field(
-        description="Default: as the model was trained. confidence: what is surest first. raster is left, as before."
-    ),
-]
-Strands = Annotated[
-    int | None, Field(ge=1, le=1 << 20, description="Parts that are written in step, instead of steps and order.")
-]
-Revise = Annotated[
-    int, Field(ge=0, le=16, description="Rounds that decide the least likely tokens again; their steps count too.")
-]
 Token = Annotated[int, Field(ge=0, lt=1 << 31)] | None
 Tokens = Annotated[list[Token], Field(fail_fast=True)]  # the first mistake is enough: to name them all takes seconds
 Stream = Annotated[bool, Field(description="Send each step as it is decided, as server-sent events.")]
@@ -49,20 +30,39 @@ class Request(BaseModel):
         return given
 
 
+def _number(name: str, least: float, most: float) -> Any:
+    return Field(ge=least, le=most, allow_inf_nan=False, description=SAYS[name])
+
+
+def _whole(name: str, least: int, most: int = 1 << 20) -> Any:
+    return Field(ge=least, le=most, description=SAYS[name])
+
+
 class Sampling(Request):
-    steps: Steps = None
-    seed: Seed = 0
-    temperature: Temperature = 1.0
-    top_k: TopK = None
-    top_p: TopP = None
+    """How to sample: every field of `maskless.How`, with what a server allows."""
+
+    steps: Annotated[int | None, _whole("steps", 1)] = None
+    seed: Annotated[int | None, _whole("seed", 0, (1 << 63) - 1)] = 0
+    temperature: Annotated[float, _number("temperature", 0, 100)] = 1.0
+    top_k: Annotated[int | None, _whole("top_k", 1, 1 << 31)] = None
+    top_p: Annotated[float | None, _number("top_p", 1e-6, 1)] = None
+    order: Annotated[
+        Literal["random", "left", "strands", "confidence", "halton", "raster"] | None, Field(description=SAYS["order"])
+    ] = None
+    strands: Annotated[int | None, _whole("strands", 1)] = None
+    counts: Annotated[
+        Literal["uniform", "mdlm", "arccos", "arccos-after-one"] | None, Field(description=SAYS["counts"])
+    ] = None
+    guidance: Annotated[float, _number("guidance", 0, 100)] = 0.0
+    schedule: Annotated[Literal["constant", "ramp"], Field(description=SAYS["schedule"])] = "ramp"
+    noise: Annotated[float | None, _number("noise", 0, 100)] = None
+    warmup: Annotated[int | None, _whole("warmup", 0)] = None
+    refresh: Annotated[int, _whole("refresh", 1)] = 1
+    revise: Annotated[int, _whole("revise", 0, 16)] = 0
     stream: Stream = False
 
 
 class TextSampling(Sampling):
-    order: Order = None
-    strands: Strands = None
-    counts: Annotated[Counts, Field(description="How many tokens in each step.")] = "uniform"
-    revise: Revise = 0
     n: Annotated[int, Field(ge=1, le=1024, description="How many texts.")] = 1
 
 
@@ -109,8 +109,8 @@ class AlternativesRequest(Request):
     k: Annotated[int, Field(ge=1, le=100, description="How many.")] = 10
 
 
-class CompletionRequest(Request):
-    """What OpenAI's completions take, as far as it has a meaning here; steps, order, strands and revise are ours."""
+class CompletionRequest(TextSampling):
+    """What OpenAI's completions take, as far as it has a meaning here, and how to sample."""
 
     model_config = ConfigDict(
         json_schema_extra={"examples": [{"prompt": "The cat", "suffix": " the mat.", "max_tokens": 8, "seed": 0}]}
@@ -118,18 +118,8 @@ class CompletionRequest(Request):
     prompt: Annotated[str, Field(max_length=1 << 18)] = ""
     suffix: Annotated[str | None, Field(max_length=1 << 18)] = None
     max_tokens: Annotated[int, Field(ge=1, le=1 << 20)] = 16
-    temperature: Temperature = 1.0
-    top_p: TopP = None
-    top_k: TopK = None
-    n: Annotated[int, Field(ge=1, le=1024)] = 1
-    stream: Stream = False
-    seed: Annotated[int | None, Field(ge=0, lt=1 << 63)] = None
     stop: Annotated[str, Field(min_length=1, max_length=200)] | Annotated[list[str], Field(max_length=4)] | None = None
     echo: bool = False
-    steps: Steps = None
-    order: Order = None
-    strands: Strands = None
-    revise: Revise = 0
     user: Annotated[str | None, Field(max_length=500)] = None
     best_of: Literal[1] | None = None
     logprobs: None = None
@@ -143,13 +133,6 @@ class PictureSampling(Sampling):
         Annotated[str, Field(max_length=200)] | Annotated[int, Field(ge=0, lt=1 << 31)] | None,
         Field(description="A class by name or number. Default: none."),
     ] = None
-    guidance: Annotated[float, Field(ge=0, le=100, allow_inf_nan=False, description="0: none.")] = 0.0
-    order: Literal["halton", "confidence", "random", "raster"] = "halton"
-    counts: Counts = "arccos"
-    noise: Annotated[
-        float, Field(ge=0, le=100, allow_inf_nan=False, description="Of the order confidence: chance at first.")
-    ] = 5.0
-    warmup: Annotated[int, Field(ge=0, le=1 << 20, description="First steps at half the sharpness.")] = 1
     frames: Annotated[bool, Field(description="With stream: a picture of what is known after each step.")] = False
 
 

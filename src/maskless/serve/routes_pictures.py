@@ -6,14 +6,13 @@ import asyncio
 from collections.abc import AsyncIterator
 from typing import Any
 
-import torch
 from fastapi import APIRouter, Request
 
 from maskless.serve import pictures
 from maskless.serve.host import Host
 from maskless.serve.requests import PictureAnswer, PictureFillRequest, PictureRequest, PictureSampling
 from maskless.serve.routes_text import STREAMS
-from maskless.serve.state import State, fields, wants_stream
+from maskless.serve.state import State, how_of, wants_stream
 from maskless.serve.waiting import Steps, event
 
 
@@ -22,30 +21,28 @@ def picture_routes(state: State) -> APIRouter:
     router = APIRouter(tags=["pictures"])
 
     async def run(request: Request, host: Host, canvas: pictures.Canvas, body: PictureSampling) -> Any:
-        settings = pictures.PictureSettings(**fields(body, pictures.PictureSettings))
-        rows = pictures.rows_of(host, canvas, settings)
-        (row,) = rows
+        drafts = pictures.drafts_of(host, canvas, how_of(body), body.label)
         if not wants_stream(request, body.stream):
-            seconds = await state.whole(request, host, rows)
-            return await asyncio.to_thread(pictures.answer, host, canvas, row, seconds)
-        first = await asyncio.to_thread(pictures.opening, host, canvas, row)
-        tokens, known = canvas.tokens.clone(), canvas.known.clone()  # the row itself may be further on by then
+            seconds = await state.whole(request, host, drafts)
+            return await asyncio.to_thread(pictures.answer, host, canvas, drafts, seconds)
+        first = await asyncio.to_thread(pictures.opening, host, canvas, drafts)
+        tokens, known = canvas.tokens.clone(), canvas.known.clone()  # the draft itself may be further on by then
 
         async def landed(steps: Steps, seconds: float) -> AsyncIterator[bytes]:
             image = None
-            for _, one in steps:
-                cells = torch.tensor(one.positions) - 1
-                tokens.view(-1)[cells], known.view(-1)[cells] = torch.tensor(one.tokens), True
+            (step,) = steps
+            cells = step.positions - 1
+            tokens.view(-1)[cells], known.view(-1)[cells] = step.tokens, True
             if body.frames:
                 image = await asyncio.to_thread(pictures.frame, host, canvas, tokens, known)
-            yield event("step", pictures.landing(host, image, steps) | {"seconds": round(seconds, 4)})
+            yield event("step", pictures.landing(host, image, step) | {"seconds": round(seconds, 4)})
 
         return state.stream(
             host,
-            rows,
+            drafts,
             opened=[event("start", first)],
             landed=landed,
-            ended=lambda seconds: [event("done", pictures.answer(host, canvas, row, seconds))],
+            ended=lambda seconds: [event("done", pictures.answer(host, canvas, drafts, seconds))],
         )
 
     @router.post("/v1/pictures", response_model=PictureAnswer, responses=STREAMS, summary="Draw a picture of a class")

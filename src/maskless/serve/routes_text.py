@@ -6,15 +6,16 @@ import asyncio
 import json
 import time
 import uuid
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator
 from typing import Any
 
 import torch
 from fastapi import APIRouter, Request
 
+from maskless.decide import drafts_of
+from maskless.drafts import Drafts
+from maskless.how import How
 from maskless.logits import row_keys
-from maskless.order import random, uniform
-from maskless.plans import plan
 from maskless.serve import texts
 from maskless.serve.host import Host
 from maskless.serve.requests import (
@@ -27,10 +28,8 @@ from maskless.serve.requests import (
     TextAnswer,
     TextSampling,
 )
-from maskless.serve.rows import Row
-from maskless.serve.state import State, fields, wants_stream
+from maskless.serve.state import State, how_of, wants_stream
 from maskless.serve.waiting import Steps, event
-from maskless.texts import shaped
 
 STREAMS: dict[int | str, dict[str, Any]] = {
     200: {"content": {"text/event-stream": {"schema": {"type": "string"}}}, "description": "The answer, or its steps."}
@@ -63,9 +62,9 @@ def text_routes(state: State) -> APIRouter:
     )
     async def alternatives(request: Request, body: AlternativesRequest) -> Any:
         host = state.host(body.model)
-        row = _probe(host, body)
-        await state.whole(request, host, [row])
-        found = row.alternatives[body.position]
+        drafts = _probe(host, body)
+        await state.whole(request, host, drafts)
+        found = drafts.alternatives[body.position]
         some = [{"token": t, "text": host.piece(t), "probability": texts.rounded(p)} for t, p in found]
         return {"model": host.name, "position": body.position, "alternatives": some}
 
@@ -77,22 +76,19 @@ def text_routes(state: State) -> APIRouter:
     return router
 
 
-async def _rows(
-    state: State, host: Host, gapped: texts.Gapped, body: TextSampling | CompletionRequest
-) -> Sequence[Row]:
-    """What a request asks to be decided; a field without a value is left to the settings."""
+async def _drafts(state: State, host: Host, gapped: texts.Gapped, body: TextSampling | CompletionRequest) -> Drafts:
+    """What a request asks to be decided."""
     if body.n > state.limits.rows:
         raise ValueError(f"n is {body.n}: expected at most {state.limits.rows} texts in a request")
-    given = {name: value for name, value in fields(body, texts.Settings).items() if value is not None}
-    return await asyncio.to_thread(texts.rows_of, host, gapped, texts.Settings(**given))
+    return await asyncio.to_thread(texts.drafts_of, host, gapped, how_of(body), body.n)
 
 
 async def _filled(state: State, request: Request, host: Host, gapped: texts.Gapped, body: TextSampling) -> Any:
     """Filled texts, whole or step by step."""
-    rows = await _rows(state, host, gapped, body)
+    drafts = await _drafts(state, host, gapped, body)
     if not wants_stream(request, body.stream):
-        seconds = await state.whole(request, host, rows)
-        return texts.answer(host, gapped, rows, seconds)
+        seconds = await state.whole(request, host, drafts)
+        return texts.answer(host, gapped, drafts, seconds)
 
     async def landed(steps: Steps, seconds: float) -> AsyncIterator[bytes]:
         for one in texts.landings(host, steps):
@@ -100,45 +96,46 @@ async def _filled(state: State, request: Request, host: Host, gapped: texts.Gapp
 
     return state.stream(
         host,
-        rows,
-        opened=[event("start", texts.opening(host, gapped, rows))],
+        drafts,
+        opened=[event("start", texts.opening(host, gapped, drafts))],
         landed=landed,
-        ended=lambda seconds: [event("done", texts.answer(host, gapped, rows, seconds))],
+        ended=lambda seconds: [event("done", texts.answer(host, gapped, drafts, seconds))],
     )
 
 
 async def _completed(state: State, request: Request, completion: _Completion) -> Any:
     """Completions, whole or in chunks of what is decided without a hole."""
     host, body = completion.host, completion.body
-    rows = await _rows(state, host, completion.gapped, body)
+    drafts = await _drafts(state, host, completion.gapped, body)
     if not wants_stream(request, body.stream):
-        await state.whole(request, host, rows)
-        return completion.answer(rows)
+        await state.whole(request, host, drafts)
+        return completion.answer(drafts)
 
     async def landed(steps: Steps, seconds: float) -> AsyncIterator[bytes]:
-        for number in dict.fromkeys(number for number, _ in steps):
-            if chunk := completion.chunk(number, rows[number]):
+        for number in dict.fromkeys(row for step in steps for row in step.rows.tolist()):
+            if chunk := completion.chunk(number, drafts):
                 yield chunk
 
     return state.stream(
-        host, rows, opened=[], landed=landed, ended=lambda seconds: [*completion.last(rows), b"data: [DONE]\n\n"]
+        host, drafts, opened=[], landed=landed, ended=lambda seconds: [*completion.last(drafts), b"data: [DONE]\n\n"]
     )
 
 
-def _probe(host: Host, body: AlternativesRequest) -> Row:
-    """A row of one step that decides a single position, all other known tokens given."""
+def _probe(host: Host, body: AlternativesRequest) -> Drafts:
+    """A draft of one step that decides a single position, all other known tokens given."""
     if host.causal:
         raise ValueError(f"{host.name} writes from left to right: alternatives need a model that knows both sides")
     gapped = texts.from_tokens(host, body.tokens, [])
     L = len(gapped.tokens)
     if body.position >= L or L > host.length:
         raise ValueError(f"position {body.position} of {L} tokens: expected one of them, and at most {host.length}")
-    tokens = torch.tensor([0 if token is None else token for token in gapped.tokens])
-    known = torch.tensor([token is not None for token in gapped.tokens])[None]
+    tokens = torch.tensor([[0 if token is None else token for token in gapped.tokens]])
     wanted = torch.arange(L)[None] == body.position
+    known = torch.tensor([[token is not None for token in gapped.tokens]]) & ~wanted
     key = row_keys(0, torch.zeros(1, dtype=torch.long))
-    made = plan(known & ~wanted, wanted, key, steps=1, order=shaped(host.model, random), counts=uniform)
-    return Row(tokens=tokens, plan=made, key=key[0], top=body.k)
+    drafts = drafts_of(host.model, tokens, known, key, How(steps=1, order="random"), wanted=wanted)
+    drafts.top = body.k
+    return drafts
 
 
 class _Completion:
@@ -152,21 +149,21 @@ class _Completion:
         self.sent: dict[int, int] = {}  # characters of each text that were streamed
         self.stops = [body.stop] if isinstance(body.stop, str) else [stop for stop in body.stop or [] if stop]
 
-    def answer(self, rows: Sequence[Row]) -> dict[str, Any]:
+    def answer(self, drafts: Drafts) -> dict[str, Any]:
         choices = []
-        for index, row in enumerate(rows):
-            text, reason = self._text(row.tokens.tolist())
+        for index, tokens in enumerate(drafts.tokens.tolist()):
+            text, reason = self._text(tokens)
             choices.append({"text": self._echoed(text), "index": index, "finish_reason": reason})
         given = len(self.gapped.tokens) - len(self.gap)
-        decided = len(self.gap) * len(rows)
+        decided = len(self.gap) * len(drafts)
         usage = {"prompt_tokens": given, "completion_tokens": decided, "total_tokens": given + decided}
         about = {"id": self.id, "created": self.created, "model": self.host.name}
         return about | {"choices": choices, "usage": usage}
 
-    def chunk(self, index: int, row: Row) -> bytes | None:
+    def chunk(self, index: int, drafts: Drafts) -> bytes | None:
         """What can be said by now: the text as far as it is decided without a hole."""
-        hole = next((i for i in self.gap if row.came[i] < 0), None)  # first: a token stands before its step is noted
-        tokens = row.tokens.tolist()
+        came = drafts.came[index].tolist()  # first: a token stands before its step is noted
+        hole, tokens = next((i for i in self.gap if came[i] < 0), None), drafts.tokens[index].tolist()
         if hole is None or self.body.revise:
             return None  # the last chunk says the rest, or all where a token may change
         text, reason = self._text(tokens[:hole])
@@ -174,10 +171,10 @@ class _Completion:
         text = text if reason == "stop" else text[: max(0, len(text.rstrip("\ufffd")) - held)]
         return self._said(index, self._echoed(text), None)
 
-    def last(self, rows: Sequence[Row]) -> list[bytes]:
+    def last(self, drafts: Drafts) -> list[bytes]:
         chunks = []
-        for index, row in enumerate(rows):
-            text, reason = self._text(row.tokens.tolist())
+        for index, tokens in enumerate(drafts.tokens.tolist()):
+            text, reason = self._text(tokens)
             chunks.append(self._said(index, self._echoed(text), reason) or b"")
         return chunks
 

@@ -10,12 +10,13 @@ from typing import Any
 from fastapi import Request
 from fastapi.responses import StreamingResponse
 
+from maskless.drafts import Drafts
+from maskless.how import How
 from maskless.logits import BrokenModelError
 from maskless.serve.batcher import BusyError
 from maskless.serve.guard import problem
 from maskless.serve.host import Host, Limits
 from maskless.serve.metrics import Metrics
-from maskless.serve.rows import Row
 from maskless.serve.waiting import Steps, Ticket, event, kept_alive
 
 READING = 30.0  # seconds that a client has to read the last events
@@ -41,23 +42,23 @@ class State:
         known = ", ".join(host.name for host in fitting)
         raise ValueError(f"unknown model {name[:100]!r} of {kind}: expected one of {known}")
 
-    async def whole(self, request: Request, host: Host, rows: Sequence[Row]) -> float:
-        """Wait until rows are done; returns the seconds that they took."""
-        ticket = Ticket(host.batcher, rows, self.limits.seconds)
+    async def whole(self, request: Request, host: Host, drafts: Drafts) -> float:
+        """Wait until drafts are done; returns the seconds that they took."""
+        ticket = Ticket(host.batcher, drafts, self.limits.seconds)
         await ticket.done(request.receive)
         return ticket.seconds
 
     def stream(
         self,
         host: Host,
-        rows: Sequence[Row],
+        drafts: Drafts,
         *,
         opened: list[bytes],
         landed: Callable[[Steps, float], AsyncIterator[bytes]],
         ended: Callable[[float], list[bytes]],
     ) -> StreamingResponse:
-        """Rows as server-sent events; what a request is refused for, it is refused for before the stream begins."""
-        ticket = Ticket(host.batcher, rows, self.limits.seconds, watched=True)
+        """Drafts as server-sent events; what a request is refused for, it is refused for before the stream begins."""
+        ticket = Ticket(host.batcher, drafts, self.limits.seconds, watched=True)
 
         async def events() -> AsyncIterator[bytes]:
             for one in opened:
@@ -105,6 +106,7 @@ def wants_stream(request: Request, asked: bool) -> bool:
     return asked or "text/event-stream" in request.headers.get("accept", "")
 
 
-def fields(body: Any, settings: type[Any]) -> dict[str, Any]:
-    """The fields of a request that settings have too."""
-    return {name: getattr(body, name) for name in settings.__dataclass_fields__ if hasattr(body, name)}
+def how_of(body: Any) -> How:
+    """How a request wants its tokens decided; a field without a value is left to the model."""
+    given = {name: getattr(body, name, None) for name in How.__dataclass_fields__}
+    return How(**{name: value for name, value in given.items() if value is not None})

@@ -1,42 +1,23 @@
-"""Text requests as rows, and rows as answers."""
+"""Text requests as drafts, and drafts as answers."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from functools import partial
+from math import isnan
 from typing import Any
 
 import torch
 
+from maskless import decide
 from maskless.codec.text import Template, lay_out, parse_gaps
+from maskless.drafts import Drafts, Step
+from maskless.how import How
 from maskless.logits import row_keys
-from maskless.order import COUNTS
-from maskless.plans import plan
-from maskless.revision import steps_of
-from maskless.sampling import Truncation
 from maskless.serve.host import Host
-from maskless.serve.rows import Landed, Row
-from maskless.texts import How, order_again, plan_of
 
 _BLANK = re.compile(r"\\(_{3,})|(_{3,})")
-
-
-@dataclass(frozen=True, kw_only=True)
-class Settings:
-    """How to decide the unknown tokens."""
-
-    steps: int | None = None
-    seed: int = 0
-    temperature: float = 1.0
-    top_k: int | None = None
-    top_p: float | None = None
-    order: str | None = None  # as the model was trained
-    strands: int | None = None
-    counts: str = "uniform"
-    revise: int = 0
-    n: int = 1
 
 
 @dataclass(frozen=True)
@@ -93,116 +74,74 @@ def from_tokens(host: Host, tokens: Sequence[int | None], spaced: Sequence[int])
     return Gapped(list(tokens), frozenset(spaced), led)
 
 
-def rows_of(host: Host, gapped: Gapped, settings: Settings) -> list[Row]:
-    """n rows that fill the same gaps, each with numbers of its own: row i of a seed is the same whatever n is."""
+def drafts_of(host: Host, gapped: Gapped, how: How, n: int = 1) -> Drafts:
+    """n drafts that fill the same gaps, each with numbers of its own: row i of a seed is the same whatever n is."""
     L, unknown = len(gapped.tokens), sum(token is None for token in gapped.tokens)
     if L > host.length:
         raise ValueError(f"the text is {L} tokens long with its gaps: expected at most {host.length}")
     if not unknown:
         raise ValueError("nothing to decide: every token is known")
-    tokens = torch.tensor([0 if token is None else token for token in gapped.tokens])
-    known = torch.tensor([token is not None for token in gapped.tokens])[None]
-    keys = row_keys(settings.seed, torch.arange(settings.n))
-    truncation = Truncation(temperature=settings.temperature, top_k=settings.top_k, top_p=settings.top_p)
-    confident, how = settings.order == "confidence", _how(host, settings, unknown)
-    replan = partial(plan, order=order_again(host.model, how), counts=COUNTS[settings.counts])
-    rows = []
-    for key in keys:
-        made = plan_of(host.model, known, ~known, key[None], how)
-        if made.steps > host.limits.steps:
-            raise ValueError(f"{made.steps} steps are more than the server allows: {host.limits.steps}")
-        _check_rounds(host, settings, made.steps)
-        rows.append(
-            Row(
-                tokens=tokens.clone(),
-                plan=made,
-                key=key,
-                truncation=truncation,
-                spaced=gapped.spaced,
-                confident=confident,
-                revise=settings.revise,
-                replan=replan,
-            )
-        )
-    return rows
+    tokens = torch.tensor([0 if token is None else token for token in gapped.tokens]).repeat(n, 1)
+    known = torch.tensor([token is not None for token in gapped.tokens]).repeat(n, 1)
+    spaced = torch.zeros(n, L, dtype=torch.bool)
+    spaced[:, sorted(gapped.spaced)] = True
+    keys, how = row_keys(how.seed, torch.arange(n)), host.within(how, unknown)
+    return host.checked(decide.drafts_of(host.model, tokens, known, keys, how, spaced=spaced))
 
 
-def _how(host: Host, settings: Settings, unknown: int) -> How:
-    """The settings as the library takes them: at most one step for each token, and no more than the server allows."""
-    order, steps = settings.order, settings.steps
-    if host.causal:
-        if order not in (None, "random", "left", "raster"):
-            raise ValueError(f"{host.name} writes from left to right: expected the order left")
-        return How()
-    if order == "confidence":
-        if settings.strands is not None:
-            raise ValueError(f"strands {settings.strands} go with the order 'strands', not with 'confidence'")
-        order = "random"  # which decides between equals
-    if steps is None and settings.strands is None and host.model.mixture is None:
-        steps = min(32, host.limits.steps)
-    if steps is None and settings.strands is None and unknown > host.limits.steps:
-        steps = host.limits.steps
-    if steps is not None and steps > host.limits.steps:
-        raise ValueError(f"{steps} steps are more than the server allows: {host.limits.steps}")
-    steps = None if steps is None else min(steps, unknown)
-    return How(steps=steps, order=order, strands=settings.strands, counts=settings.counts)
-
-
-def _check_rounds(host: Host, settings: Settings, steps: int) -> None:
-    """Whether a draft of so many steps may have the second thoughts that are asked for."""
-    revise, most = settings.revise, host.limits.steps
-    if not revise:
-        return
-    if host.causal:
-        raise ValueError(f"revise {revise} with {host.name}, which writes from left to right: expected 0")
-    if settings.order == "confidence":
-        raise ValueError(f"revise {revise} with the order confidence: expected 0, or another order")
-    if (needed := steps + sum(steps_of(steps, revise))) > most:
-        raise ValueError(f"{steps} steps and revise {revise} make {needed}, more than the server allows: {most}")
-
-
-def opening(host: Host, gapped: Gapped, rows: Sequence[Row]) -> dict[str, Any]:
+def opening(host: Host, gapped: Gapped, drafts: Drafts) -> dict[str, Any]:
     """What a client can show before anything is decided."""
     return {
         "model": host.name,
-        "steps": rows[0].steps,
+        "steps": drafts.steps,
         "lead": gapped.lead,
         "spaced": sorted(gapped.spaced),
         "tokens": gapped.tokens,
         "pieces": [None if token is None else host.piece(token) for token in gapped.tokens],
-        "unknown": rows[0].left(),
-        "texts": len(rows),
+        "unknown": int(drafts.wanted[0].sum()),
+        "texts": len(drafts),
     }
 
 
-def landings(host: Host, steps: list[tuple[int, Landed]]) -> list[dict[str, Any]]:
+def landings(host: Host, steps: list[Step]) -> list[dict[str, Any]]:
     """What was decided, step by step: rows that were computed together may be at different steps of their plans."""
-    decided: dict[int, list[dict[str, Any]]] = {}
-    for row, landed in steps:
-        for position, token, chance in zip(landed.positions, landed.tokens, landed.probabilities, strict=True):
-            one = {"row": row, "position": position, "token": token, "text": host.piece(token)}
-            decided.setdefault(landed.step, []).append(one | {"probability": rounded(chance)})
-    return [{"step": step, "decided": some} for step, some in sorted(decided.items())]
+    return [
+        {
+            "step": step.number,
+            "decided": [
+                {"row": row, "position": position, "token": token, "text": host.piece(token), "probability": p}
+                for row, position, token, p in decided(step)
+            ],
+        }
+        for step in steps
+    ]
 
 
-def answer(host: Host, gapped: Gapped, rows: Sequence[Row], seconds: float) -> dict[str, Any]:
+def decided(step: Step) -> Iterator[tuple[int, int, int, float]]:
+    """Row, position, token and probability of all that a step decided."""
+    assert step.chances is not None
+    columns = (x.tolist() for x in (step.rows, step.positions, step.tokens, step.chances))
+    for row, position, token, chance in zip(*columns, strict=True):
+        yield row, position, token, rounded(chance)
+
+
+def answer(host: Host, gapped: Gapped, drafts: Drafts, seconds: float) -> dict[str, Any]:
     """The finished texts: tokens, how they look, the step and the probability of each."""
-    texts = []
-    for row in rows:
-        tokens = row.tokens.tolist()
-        texts.append(
-            {
-                "text": host.text.decode(tokens),
-                "tokens": tokens,
-                "pieces": [host.piece(token) for token in tokens],
-                "came": row.came,
-                "probabilities": [None if p is None else rounded(p) for p in row.probability],
-            }
-        )
-    decided = sum(step >= 0 for row in rows for step in row.came)
+    rows = zip(*(x.tolist() for x in (drafts.tokens, drafts.came, drafts.chance)), strict=True)
+    texts = [
+        {
+            "text": host.text.decode(tokens),
+            "tokens": tokens,
+            "pieces": [host.piece(token) for token in tokens],
+            "came": came,
+            "probabilities": [None if isnan(p) else rounded(p) for p in chances],
+        }
+        for tokens, came, chances in rows
+    ]
+    decided = int((drafts.came >= 0).sum())
     return {
         "model": host.name,
-        "steps": rows[0].steps,
+        "steps": drafts.steps,
         "lead": gapped.lead,
         "spaced": sorted(gapped.spaced),
         "seconds": round(seconds, 4),

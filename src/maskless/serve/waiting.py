@@ -10,13 +10,13 @@ import asyncio
 import contextlib
 import json
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import Any
 
+from maskless.drafts import Drafts, Step
 from maskless.serve.batcher import Batcher, Job, LateError
-from maskless.serve.rows import Landed, Row
 
-Steps = list[tuple[int, Landed]]
+Steps = list[Step]
 KEEP_ALIVE = 15.0  # seconds without an event after which a comment is sent, so that proxies keep the line open
 
 
@@ -27,11 +27,11 @@ class GoneError(Exception):
 class Ticket:
     """A job that is under way; made and used in the event loop."""
 
-    def __init__(self, batcher: Batcher, rows: Sequence[Row], seconds: float, *, watched: bool = False):
+    def __init__(self, batcher: Batcher, drafts: Drafts, seconds: float, *, watched: bool = False):
         self.loop, self.begun = asyncio.get_running_loop(), time.monotonic()
         self.said: asyncio.Queue[tuple[Steps, float] | Exception | None] = asyncio.Queue()
         on_step = self._landed if watched else None
-        self.job = Job(rows, on_end=self._say, on_step=on_step, deadline=self.begun + seconds)
+        self.job = Job(drafts, on_end=self._say, on_step=on_step, deadline=self.begun + seconds)
         batcher.submit(self.job)
         self.timer = self.loop.call_later(seconds, self._say, LateError())  # also where a step does not come back
 

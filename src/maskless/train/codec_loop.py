@@ -29,9 +29,9 @@ from maskless.codec.vq_losses import (
 )
 from maskless.data.tokens import global_batch
 from maskless.ema import EMA
-from maskless.logits import check_seed
 from maskless.nn import autocast
 from maskless.objective import mixed_seed
+from maskless.seeds import check_seed
 from maskless.train.loop import Clock, Progress
 
 FADE = 0.1  # the share of a run over which the adversarial loss comes in

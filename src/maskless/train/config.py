@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from accelerate.tracking import LOGGER_TYPE_TO_CLASS
 
-from maskless.logits import check_seed
+from maskless.seeds import check_seed
 
 # What `--model` names: the network that is built and the task it is trained on; that of pgm depends on the objective.
 MODELS = {

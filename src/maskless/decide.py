@@ -1,0 +1,194 @@
+"""From what a user asks of a model to drafts, and drafts decided: what was not said follows from the model.
+
+Shapes: B rows, L length.
+"""
+
+from __future__ import annotations
+
+import warnings
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from maskless.checkpoint import Model
+from maskless.drafts import Drafts, OnStep
+from maskless.draw import SCHEDULES, Guidance, Truncation
+from maskless.engine import backend_of
+from maskless.how import IMAGE_ORDERS, TEXT_ORDERS, How
+from maskless.nn.calls import evaluating
+from maskless.nn.causal import CausalTransformer
+from maskless.nn.partition import chains
+from maskless.order import COUNTS, ORDERS, Order, after_lead, halton, in_place
+from maskless.plans import Plan, check_steps, plan_causal, plan_strands
+from maskless.plans import plan as make_plan
+from maskless.sampling import run
+
+DRAFT = 16  # tokens that are drawn together by default, to be checked
+FEW = 32  # steps by default, where a model was trained on all orders alike
+OLD_ORDERS = {"raster": "left", "left-to-right": "left"}  # of text
+
+
+@dataclass(frozen=True)
+class Sampled:
+    """Rows of tokens and how they came."""
+
+    tokens: Tensor  # (B, L)
+    steps: Tensor  # (B, L) the step that decided each token, -1 where it was given
+    order: list[list[int]]  # of each row: the decided positions, in the order in which they came
+
+
+def decide(
+    model: Model,
+    tokens: Tensor,
+    known: Tensor,
+    keys: Tensor,
+    how: How,
+    *,
+    wanted: Tensor | None = None,
+    labels: Tensor | None = None,
+    spaced: Tensor | None = None,
+    on_step: OnStep | None = None,
+) -> Sampled:
+    """Decide the wanted tokens of rows (B, L), in place; the other arguments are those of `drafts_of`."""
+    drafts = drafts_of(model, tokens, known, keys, how, wanted=wanted, labels=labels, spaced=spaced)
+    with torch.no_grad(), evaluating(model.network):
+        order = run(drafts, backend_of(model.network), on_step)
+    return Sampled(tokens, drafts.came, order)
+
+
+def drafts_of(
+    model: Model,
+    tokens: Tensor,
+    known: Tensor,
+    keys: Tensor,
+    how: How,
+    *,
+    wanted: Tensor | None = None,
+    labels: Tensor | None = None,
+    spaced: Tensor | None = None,
+) -> Drafts:
+    """Rows (B, L) of which some tokens are known and the wanted ones, by default all others, are to be decided.
+
+    keys (B,) from `row_keys`; labels (B,) of classes; spaced (B, L): where a token has to begin with a space.
+    """
+    wanted, frame = ~known if wanted is None else wanted, model.frame
+    how = settled(model, how, int(wanted.sum(1).max()))
+    if how.exact and not chains(model.network):
+        raise ValueError(
+            "exact sampling checks tokens as a chain: expected a Partition Transformer with ordered context"
+        )
+    begins = None if spaced is None or not bool(spaced.any()) else frame.begins
+    again = order_of(model, how.order if how.order in ("left", "raster") else "random")  # scattered tokens: no strands
+    return Drafts(
+        tokens=tokens,
+        plan=plan_of(model, known, wanted, keys, how),
+        keys=keys,
+        filter=Truncation(temperature=how.temperature, top_k=how.top_k, top_p=how.top_p),
+        never=frame.never,
+        spaced=None if spaced is None or begins is None else (spaced, begins),
+        confident=how.order == "confidence",
+        noise=how.noise or 0.0,
+        warmup=how.warmup or 0,
+        labels=labels,
+        guidance=Guidance(weight=how.guidance, dropped=frame.dropped, schedule=SCHEDULES[how.schedule]),
+        refresh=how.refresh,
+        revise=how.revise,
+        draft=how.draft or 0,
+        replan=partial(make_plan, order=again, counts=COUNTS[how.counts or "uniform"]),
+    )
+
+
+def settled(model: Model, how: How, unknown: int) -> How:
+    """The same with everything said that follows from the model; a ValueError about what it cannot do."""
+    if how.exact:
+        return _exact(model, how, unknown)
+    if isinstance(model.network, CausalTransformer):
+        return _causal(how, unknown)
+    if how.refresh > 1 and not _forgets(model):
+        raise ValueError(f"refresh {how.refresh} goes with the full context of a Partition Transformer only")
+    if model.frame.grid is not None:
+        if how.strands is not None:
+            raise ValueError(f"strands {how.strands} are of text: this is a model of images")
+        usual: dict[str, Any] = {"order": "halton", "counts": "arccos", "noise": 5.0, "warmup": 1}
+        how = replace(how, **{name: value for name, value in usual.items() if getattr(how, name) is None})
+        _check_order(how.order, IMAGE_ORDERS)
+        return replace(how, steps=min(FEW, unknown)) if how.steps is None else how
+    mixture, order = model.mixture, how.order or ("strands" if how.strands else None)
+    if order in OLD_ORDERS:
+        warnings.warn(f"the order {order} is called left now", FutureWarning, stacklevel=2)
+        order = "left"
+    trained = [] if mixture is None else mixture.strands(unknown)
+    order = order or ("strands" if trained else "random")
+    _check_order(order, TEXT_ORDERS)
+    seen = "random" if order == "confidence" else order
+    if mixture is not None and not (mixture.has(seen) or (seen == "left" and 1 in trained)):
+        warnings.warn(f"this model was trained on {mixture}: the order {order} is new to it", stacklevel=2)
+    if order == "strands":
+        if how.counts not in (None, "uniform"):
+            raise ValueError(f"counts {how.counts!r} with strands, which settle them: expected none")
+        strands = how.strands or (trained[0] if trained else 1)
+        return replace(how, order=order, strands=strands if how.steps is None else None)
+    steps = how.steps if how.steps is not None else min(FEW, unknown) if mixture is None else unknown
+    return replace(how, order=order, steps=steps)
+
+
+def _exact(model: Model, how: How, unknown: int) -> How:
+    """A token a step, of which several are drawn in a round."""
+    plain = settled(model, replace(how, exact=False, draft=None), unknown)
+    draft = how.draft or (plain.strands if plain.order == "strands" and (plain.strands or 0) > 1 else DRAFT)
+    return replace(plain, exact=True, draft=min(draft or DRAFT, unknown), steps=None, counts=None)
+
+
+def _causal(how: How, unknown: int) -> How:
+    if how.steps not in (None, unknown):
+        raise ValueError(f"a causal model takes one step per token ({unknown} here) from left to right")
+    if how.order not in (None, "left", "random", *OLD_ORDERS) or how.strands not in (None, 1):
+        raise ValueError(f"a causal model writes from left to right, not by {how.order or 'strands'}")
+    if how.revise:
+        raise ValueError(f"revise {how.revise} with a causal model, which cannot go back: expected 0")
+    return replace(how, order="left", strands=None)
+
+
+def _check_order(order: str | None, known: tuple[str, ...]) -> None:
+    if order not in known:
+        raise ValueError(f"unknown order {order!r}: expected one of {', '.join(known)}")
+
+
+def _forgets(model: Model) -> bool:
+    """Whether what the network has encoded changes with each token that becomes known."""
+    return model.kind == "partition" and model.config.context == "full"
+
+
+def plan_of(model: Model, known: Tensor, wanted: Tensor, keys: Tensor, how: How) -> Plan:
+    """What is decided when, as settled.  (B, L), (B, L), (B,) -> Plan"""
+    if isinstance(model.network, CausalTransformer):
+        return plan_causal(known, wanted)
+    if how.order == "strands":
+        m = wanted.sum(1, keepdim=True)
+        if how.steps is not None:
+            check_steps(how.steps, int(m.max()))
+        longest = -(-m // (how.strands or 1)) if how.steps is None else torch.full_like(m, how.steps)  # rounded up
+        made = plan_strands(known, wanted, keys, longest=longest.clamp_min(1), shape=partial(shaped, model))
+        return made.one_by_one() if how.exact else made
+    order, counts = order_of(model, how.order), COUNTS[how.counts or "uniform"]
+    steps = int(wanted.sum(1).max()) if how.steps is None else how.steps
+    return make_plan(known, wanted, keys, steps=steps, order=order, counts=counts)
+
+
+def order_of(model: Model, name: str | None) -> Order:
+    """An order by its name, confidence being random among equals."""
+    grid = model.frame.grid
+    if grid is None:
+        return shaped(model, ORDERS["left" if name == "left" else "random"])
+    inner = halton(grid) if name == "halton" else ORDERS["left" if name == "raster" else "random"]
+    return after_lead(inner, len(model.frame.lead))
+
+
+def shaped(model: Model, order: Order) -> Order:
+    """The order with the known tokens as the model's training showed them: as they stand, or shuffled."""
+    mixture = model.mixture
+    placed = mixture is not None and mixture.has("left", "strands", "gaps")
+    return in_place(order) if placed else order

@@ -1,0 +1,273 @@
+"""Drafts: sequences on their way, each at its own place in its own plan.
+
+Every random number that a draft uses depends on its key alone, so its tokens are the same whoever shares a step. After
+its last step a draft may have second thoughts (revision.py), which are one more plan.
+
+Shapes: B rows, L length, K steps, S rows of a step, U targets of a step, V vocabulary.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+
+import torch
+from torch import Tensor
+
+from maskless import logits as lg
+from maskless.draw import Filter, Guidance, Truncation
+from maskless.plans import Plan
+from maskless.problems import Offsets, Problems, split
+from maskless.revision import cooled, steps_of
+
+
+@dataclass(frozen=True)
+class Step:
+    """What one step decided: U tokens, each with its row and position."""
+
+    number: int  # 0 .. K-1, then on in rounds of second thoughts
+    rows: Tensor
+    positions: Tensor
+    tokens: Tensor
+    chances: Tensor | None = None  # (U,) the network's own probabilities, before temperature and truncation
+
+
+OnStep = Callable[[Step], None]
+
+
+def numbered_from(begin: int, on_step: OnStep) -> OnStep:
+    """What watches a part of a call whose rows have the numbers `begin` and on."""
+    return lambda step: on_step(replace(step, rows=step.rows + begin))
+
+
+@dataclass
+class Tally:
+    """What drafts were worth, so far."""
+
+    rounds: int = 0  # of all rows
+    drafted: int = 0  # tokens
+    accepted: int = 0
+    decided: int = 0  # accepted, or drawn where one was refused
+    nats: float = 0.0  # KL of the drafts' distribution from the chain's, estimated from the drafts, added up
+
+    def __add__(self, other: Tally) -> Tally:
+        return Tally(*(getattr(self, name) + getattr(other, name) for name in self.__dataclass_fields__))
+
+
+@dataclass(eq=False, kw_only=True)
+class Drafts:
+    """Sequences that are being decided, all in the same way, each at its own place in its own plan.
+
+    The plan is that of the round under way: the draft itself, and then as many rounds of second thoughts as `revise`
+    says, for which `replan` (known, wanted, keys, steps=) makes plans. In confidence order each step draws a token at
+    every open position and keeps the surest, as many as the plan has in that step; the plan's order decides between
+    equals, and is rewritten to what happened.  MaskGIT, whose released default is a noise of 5
+    """
+
+    tokens: Tensor  # (B, L), decided in place
+    plan: Plan
+    keys: Tensor  # (B,) from `row_keys`
+    filter: Filter = field(default_factory=Truncation)
+    never: tuple[int, ...] = ()  # ids that are not drawn
+    spaced: tuple[Tensor, Tensor] | None = None  # (B, L) where a token has to begin with a space, (V,) which ones do
+    confident: bool = False  # decide what is surest, not what comes next in the order
+    noise: float = 0.0  # of the confidence: noise * Gumbel * (1 - progress) is added to log p
+    warmup: int = 0  # first steps of a row that draw at half the sharpness, so that samples differ before they settle
+    labels: Tensor | None = None  # (B,) of classes
+    guidance: Guidance | None = None
+    refresh: int = 1  # of an engine
+    revise: int = 0
+    replan: Callable[..., Plan] | None = None
+    top: int = 0  # keep so many alternatives of each decided token
+    draft: int = 0  # tokens that are drawn together and checked (speculation.py); 0: as many as the plan has in a step
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.noise < math.inf:
+            raise ValueError(f"noise {self.noise} is out of range: expected 0 (none) or more")
+        check_warmup(self.warmup)
+        if any(i < 0 for i in self.never):
+            raise ValueError(f"ids {self.never} that are never drawn: expected 0 or more")
+        B, L = self.tokens.shape
+        if self.labels is not None and self.labels.shape != (B,):
+            raise ValueError(f"labels {tuple(self.labels.shape)}: expected one for each of {B} rows")
+        if self.guidance is not None and self.guidance.weight and self.labels is None:
+            raise ValueError(f"guidance {self.guidance.weight} needs labels, one for each row")
+        self.own = self.keys  # of the draft: those of a round follow from them
+        self.rounds = [self.plan.steps, *steps_of(self.plan.steps, self.revise)]  # steps of each
+        self.round, self.past = torch.zeros(2, B, dtype=torch.long)  # the one under way, and the steps before it
+        self.came = torch.full((B, L), -1)  # the step that decided each position, -1 where it was given
+        self.chance = torch.full((B, L), torch.nan)
+        self.wanted = self.plan.came() >= 0
+        columns = torch.arange(L)
+        self.known = torch.zeros_like(self.wanted).scatter(1, self.plan.order, columns < self.plan.ends[:, :1])  # given
+        self.cold = self.plan.first() + self.warmup  # (B,) the first step that is not warmed
+        self.taken = torch.zeros(B, dtype=torch.long)  # calls in which a row had a part
+        self.tally = Tally()
+        self.alternatives: dict[int, list[tuple[int, float]]] = {}
+        self.number = torch.zeros(B, dtype=torch.long)
+        self._planned()
+
+    def _planned(self) -> None:
+        """What follows from the plan."""
+        ends, K = self.plan.ends, self.plan.steps
+        steps = torch.arange(K + 1).expand(len(ends), K + 1)
+        busy = torch.cat([ends.diff(dim=1) > 0, torch.zeros_like(ends[:, :1], dtype=torch.bool)], 1)
+        self.upcoming = torch.where(busy, steps, K).flip(1).cummin(1).values.flip(1)  # the next step that is not empty
+        self.weights = None if not self._weight else self.guidance.weights(self.plan)  # type: ignore[union-attr]
+        self.noises = self.noise * (1 - self.plan.progress()) if self.noise and self.confident else None
+        self.number = self.upcoming.gather(1, self.number[:, None])[:, 0]
+
+    @property
+    def _weight(self) -> float:
+        return 0.0 if self.guidance is None else self.guidance.weight
+
+    def __len__(self) -> int:
+        return len(self.tokens)
+
+    @property
+    def steps(self) -> int:
+        """Of all rounds together."""
+        return sum(self.rounds)
+
+    @property
+    def open(self) -> Tensor:
+        """The rows whose plan has a next step.  -> (B,) bool"""
+        return self.number < self.plan.steps
+
+    @property
+    def due(self) -> Tensor:
+        """The rows whose next round has to begin: it is not known yet what that decides.  -> (B,) bool"""
+        return ~self.open & (self.round < self.revise)
+
+    @property
+    def done(self) -> Tensor:
+        return ~self.open & (self.round >= self.revise)
+
+    def searching(self, rows: Tensor) -> Tensor:
+        """Which of the rows look for what is surest; second thoughts have an order.  (S,) -> (S,) bool"""
+        return (self.round[rows] == 0) & self.confident
+
+    def next(self) -> Tensor:
+        """The rows that take the next step together: those that are least far, but exact ones at their own pace."""
+        rows = self.open.nonzero()[:, 0]
+        return rows if self.draft or not len(rows) else rows[self.number[rows] == self.number[rows].min()]
+
+    def ask(self, rows: Tensor) -> Ask:
+        """What the next step of some rows (S,) asks."""
+        number = self.number[rows]
+        more = (number + max(1, self.draft)).clamp_max(self.plan.steps)
+        starts, ends = self.plan.ends[rows, number], self.plan.ends[rows, more]
+        last = torch.where(self.searching(rows), self.plan.ends[rows, -1], ends)
+        return Ask(self, rows, starts, last, ends - starts)
+
+    def filters(self, rows: Tensor) -> list[Filter]:
+        """Of each row: second thoughts are cooler from round to round.  (S,) -> S filters"""
+        if not self.revise or not isinstance(truncation := self.filter, Truncation):
+            return [self.filter] * len(rows)
+        cool = [cooled(truncation.temperature, number, self.revise) for number in range(self.revise)]
+        of = [truncation, *(replace(truncation, temperature=temperature) for temperature in cool)]
+        return [of[number] for number in self.round[rows].tolist()]
+
+    def land(
+        self, ask: Ask, positions: Tensor, tokens: Tensor, chances: Tensor, counts: Tensor | None = None
+    ) -> list[Step]:
+        """Write down what a step decided, the surest first, and go on to the next one that decides something.
+
+        counts (S,): how many of each row, where that is not what was planned.
+        """
+        rows, owner, within = ask.rows, ask.offsets.owner, ask.offsets.within
+        counts = ask.counts if counts is None else counts
+        if self.confident:
+            self.plan.order[rows[owner], ask.starts[owner] + within] = positions
+        kept = within < counts[owner]
+        at, positions, tokens, chances = rows[owner][kept], positions[kept], tokens[kept], chances[kept]
+        self.tokens[at, positions], self.chance[at, positions] = tokens, chances.float()
+        steps = (self.taken if self.draft else self.past + self.number)[at]
+        self.came[at, positions] = steps
+        self.taken[rows] += 1
+        self.number[rows] = self.upcoming[rows, self.number[rows] + (counts if self.draft else 1)]
+        numbers = steps.unique().tolist()
+        if len(numbers) == 1:
+            return [Step(numbers[0], at, positions, tokens, chances)]
+        parts = [(number, steps == number) for number in numbers]
+        return [Step(number, at[own], positions[own], tokens[own], chances[own]) for number, own in parts]
+
+    def begin(self, rows: Tensor, again: Tensor) -> None:
+        """Begin the next round of rows (S,) that are in the same one, which decides again (S, L) anew.
+
+        What it decides again keeps its token until then.
+        """
+        assert self.replan is not None
+        number = int(self.round[rows[0]])
+        keys = self.keys_of(rows, number + 1)
+        known = self.known[rows] | (self.wanted[rows] & ~again)
+        made = self.replan(known, again, keys, steps=self.rounds[number + 1])
+        ends = torch.cat([made.ends, made.ends[:, -1:].expand(-1, self.plan.steps - made.steps)], 1)
+        self.plan = Plan(self.plan.order.index_copy(0, rows, made.order), self.plan.ends.index_copy(0, rows, ends))
+        self.keys = self.keys.index_copy(0, rows, keys)
+        self.round[rows], self.number[rows] = number + 1, 0
+        self.past[rows] += self.rounds[number]
+        self._planned()
+
+    @property
+    def current(self) -> Plan:
+        """The plan of the round that is under way, where all rows are in the same."""
+        return Plan(self.plan.order, self.plan.ends[:, : self.rounds[int(self.round.max())] + 1])
+
+    def settle(self) -> None:
+        """All steps of the plans of all rows were taken, by somebody else."""
+        came = self.plan.came()
+        self.came = torch.where(came >= 0, self.past[:, None] + came, self.came)
+        self.number = torch.full_like(self.number, self.plan.steps)
+
+    def keys_of(self, rows: Tensor, number: int) -> Tensor:
+        """The keys of a round."""
+        return lg.row_keys(number, self.own[rows])
+
+
+@dataclass(frozen=True, eq=False)
+class Ask:
+    """What rows (S,) of some drafts ask in a step: each about the positions from starts to ends of its order, of which
+    as many are decided as counts say."""
+
+    drafts: Drafts
+    rows: Tensor
+    starts: Tensor
+    ends: Tensor
+    counts: Tensor
+
+    @cached_property
+    def offsets(self) -> Offsets:
+        return Offsets.from_lengths(self.ends - self.starts)
+
+    @cached_property
+    def positions(self) -> Tensor:
+        """The targets.  -> (U,)"""
+        owner = self.offsets.owner
+        return self.drafts.plan.order[self.rows[owner], self.starts[owner] + self.offsets.within]
+
+    @cached_property
+    def numbers(self) -> Tensor:
+        """The step of the plan that each target belongs to.  -> (U,)"""
+        number = self.drafts.number[self.rows][self.offsets.owner]
+        return number + self.offsets.within if self.drafts.draft else number
+
+    @property
+    def weights(self) -> Tensor:
+        """Of the guidance at each target.  -> (U,)"""
+        weights = self.drafts.weights
+        if weights is None:
+            return torch.zeros(self.offsets.total)
+        return weights[self.rows[self.offsets.owner], self.numbers]
+
+    def problems(self) -> Problems:
+        drafts, rows = self.drafts, self.rows
+        problems, _ = split(drafts.tokens[rows], drafts.plan.order[rows], self.starts, self.ends)
+        return problems if drafts.labels is None else replace(problems, labels=drafts.labels[rows])
+
+
+def check_warmup(steps: int) -> None:
+    if steps < 0:
+        raise ValueError(f"warmup {steps} is out of range: expected 0 (none) or more steps")

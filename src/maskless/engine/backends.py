@@ -1,0 +1,146 @@
+"""What answers drafts fast: an engine that runs whole plans, or one that keeps what it has encoded of each row.
+
+A network with ordered context, or a causal one, never changes what it has encoded. Its rows can have seats in the
+engine, which they take and leave between steps, and a step costs only the tokens that are new and those that are asked
+for. Any other network reads all that is known in every step.
+
+Shapes: B rows, L length, U targets of a step, V vocabulary.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Hashable, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+
+import torch
+from torch import Tensor, nn
+
+from maskless import logits as lg
+from maskless.drafts import Ask, Drafts, OnStep
+from maskless.draw import Filter
+from maskless.engine.engine import Engine
+from maskless.engine.networks import serves
+from maskless.engine.registry import engine_of
+from maskless.engine.seats import Question, Seats, keeps
+from maskless.nn import Network
+from maskless.sampling import Plain
+
+KEPT = 1 << 32  # bytes of keys and values that the rows of a network may keep together
+
+
+def backend_of(network: nn.Module) -> Plain:
+    """The fastest for rows that begin and end together."""
+    return Captured(network, engine_of(network)) if serves(network) else Plain(network)
+
+
+def slots_of(network: nn.Module, length: int) -> Slots | Plain:
+    """The fastest for rows that come and go, at most `length` tokens each."""
+    if not serves(network):
+        return Plain(network)
+    engine = Engine(network)
+    return Slots(network, Seats(engine, length, KEPT)) if keeps(engine) else Plain(network, engine.answer)
+
+
+class Captured(Plain):
+    """A plan that is known beforehand is one run of an engine; an order that is found on the way goes step by step."""
+
+    def __init__(self, network: Network, engine: Engine):
+        super().__init__(network, engine.answer)
+        self.engine = engine
+
+    def follow(self, drafts: Drafts, on_step: OnStep | None) -> None:
+        if drafts.draft or (drafts.confident and not int(drafts.round.max())):
+            super().follow(drafts, on_step)
+            return
+        first, past = not int(drafts.round.max()), int(drafts.past.max())
+        self.engine.sample(
+            drafts.tokens,
+            drafts.current,
+            drafts.keys,
+            filter=self._filter(drafts),
+            never=drafts.never,
+            warmup=drafts.warmup if first else 0,
+            labels=drafts.labels,
+            guidance=drafts.guidance,
+            refresh=drafts.refresh,
+            on_step=None if on_step is None else lambda step: on_step(replace(step, number=step.number + past)),
+        )
+        drafts.settle()
+
+    def _filter(self, drafts: Drafts) -> Filter:
+        (filter, *_) = drafts.filters(torch.zeros(1, dtype=torch.long))
+        if drafts.spaced is not None:
+            spaced, begins = (x.to(self.engine.device) for x in drafts.spaced)
+            return _AfterSpace(spaced, begins, filter)
+        return partial(filter) if int(drafts.round.max()) else filter  # a plain function: rounds share buffers
+
+
+@dataclass(frozen=True, eq=False)
+class _AfterSpace:
+    """Where the text before a gap ends in a space, the gap begins with a token that brings it; then another filter."""
+
+    spaced: Tensor  # (B, L)
+    begins: Tensor  # (V,)
+    then: Filter
+
+    def __call__(self, logits: Tensor, rows: Tensor, positions: Tensor) -> Tensor:
+        wrong = self.spaced[rows, positions][:, None] & ~self.begins
+        return self.then(logits.masked_fill(wrong, -torch.inf), rows, positions)
+
+
+class Slots(Plain):
+    """Every row has a seat; a guided one has two, the second for its logits without the label."""
+
+    def __init__(self, network: Network, seats: Seats):
+        super().__init__(network, seats.engine.answer)
+        self.seats = seats
+
+    @property
+    def room(self) -> int:
+        """So many rows at once: what they keep has to fit into the memory."""
+        return self.seats.most if self.seats.body.dropped is None else max(1, self.seats.most // 2)
+
+    def logits(self, asks: Sequence[Ask]) -> Tensor:
+        own = [question for ask in asks for question in _questions(ask)]
+        twins = {at: twin for ask in asks for at, twin in _twins(ask, self.seats.body.dropped)}
+        logits = self.seats.logits([*own, *twins.values()])
+        if not twins:
+            return logits
+        parts = logits.split([question.end - question.start for question in (*own, *twins.values())])
+        without: dict[Hashable, Tensor] = dict(zip(twins, parts[len(own) :], strict=True))
+        weights = torch.cat([ask.weights for ask in asks]).split([question.end - question.start for question in own])
+        found = []
+        for question, part, weight in zip(own, parts, weights, strict=False):
+            twin = without.get(question.owner)
+            found.append(part if twin is None else lg.guide(part, twin, weight))
+        return torch.cat(found)
+
+    def keep(self, rows: Collection[tuple[Drafts, int]]) -> None:
+        """All other rows have left."""
+        self.seats.keep({(*row, twin) for row in rows for twin in (False, True)})
+
+
+def _questions(ask: Ask, *, label: int | None = None, twin: bool = False) -> list[Question]:
+    drafts, labels = ask.drafts, None if ask.drafts.labels is None else ask.drafts.labels.tolist()
+    spans = zip(ask.rows.tolist(), ask.starts.tolist(), ask.ends.tolist(), strict=True)
+    return [
+        Question(
+            (drafts, row, twin),
+            drafts.tokens[row],
+            drafts.plan.order[row],
+            start,
+            end,
+            label if twin or labels is None else labels[row],
+        )
+        for row, start, end in spans
+    ]
+
+
+def _twins(ask: Ask, dropped: int | None) -> list[tuple[tuple[Drafts, int, bool], Question]]:
+    """Of rows that are guided: whose twin it is, and what it asks without the label."""
+    if ask.drafts.weights is None:
+        return []
+    guided = ask.drafts.weights[ask.rows].any(1).tolist()
+    twins = zip(_questions(ask, label=dropped, twin=True), ask.rows.tolist(), guided, strict=True)
+    return [((ask.drafts, row, False), question) for question, row, has in twins if has]

@@ -1,0 +1,86 @@
+"""How to sample: every choice, once. The library, the command line, the server and the page take them from here.
+
+None means: what suits the model (decide.py).
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field
+from typing import Any
+
+from maskless.seeds import seed_of
+
+TEXT_ORDERS = ("random", "left", "strands", "confidence")
+IMAGE_ORDERS = ("halton", "confidence", "random", "raster")
+COUNTS = ("uniform", "mdlm", "arccos", "arccos-after-one")
+SCHEDULES = ("constant", "ramp")
+NONE = "0 (none) or more"
+
+
+def choice(default: Any, help: str, *, least: float | None = None, range: str = "", of: tuple[str, ...] = ()) -> Any:
+    """A field with what is said about it: help, the smallest value and the range in words, or the known names."""
+    return field(default=default, metadata={"help": help, "least": least, "range": range, "of": of})
+
+
+@dataclass(frozen=True, kw_only=True)
+class How:
+    """How to sample; `generate` and `fill` take these as keywords."""
+
+    steps: int | None = choice(None, "Steps, at most one for each unknown token. Default: as suits the model.")
+    seed: int = choice(0, "The same seed gives the same samples.")
+    temperature: float = choice(1.0, "0: always the most likely token.", least=0, range="0 (greedy) or more")
+    top_k: int | None = choice(None, "Draw among the k most likely tokens.", least=1, range="1 or more")
+    top_p: float | None = choice(None, "Top-p (nucleus) threshold.")
+    order: str | None = choice(
+        None,
+        "Text: random, left, strands or confidence; images: halton, confidence, random or raster. "
+        "Default: as the model was trained.",
+    )
+    strands: int | None = choice(
+        None, "Parts of a text that are written in step, instead of order and steps.", least=1, range="1 or more"
+    )
+    counts: str | None = choice(None, "How many tokens each step decides. Default: uniform, images arccos.", of=COUNTS)
+    guidance: float = choice(0.0, "How far to go beyond the class's own logits; 0: none.", least=0, range=NONE)
+    schedule: str = choice("ramp", "Guidance schedule.", of=SCHEDULES)
+    noise: float | None = choice(
+        None, "Confidence order: chance in it at first. Default: 0, images 5.", least=0, range=NONE
+    )
+    warmup: int | None = choice(
+        None, "First steps at half the sharpness. Default: 0, images 1.", least=0, range=f"{NONE} steps"
+    )
+    refresh: int = choice(
+        1, "Full context: encode all that is known in every r-th step only (not exact).", least=1, range="1 or more"
+    )
+    exact: bool = choice(False, "Several tokens a round with exactly the distribution of one token a step.")
+    draft: int | None = choice(
+        None,
+        "Exact: tokens drawn and checked together. Default: 16, or the strands.",
+        least=1,
+        range="1 or more",
+    )
+    revise: int = choice(
+        0, "Revision rounds: the least likely tokens are decided again.", least=0, range=f"{NONE} rounds"
+    )
+
+    def __post_init__(self) -> None:
+        for name, about in self.__dataclass_fields__.items():
+            value, least, of = getattr(self, name), about.metadata["least"], about.metadata["of"]
+            if value is not None and of and value not in of:
+                raise ValueError(f"unknown {name} {value!r}: expected one of {', '.join(of)}")
+            if value is not None and least is not None and not least <= value < math.inf:
+                raise ValueError(f"{name} {value} is out of range: expected {about.metadata['range']}")
+        if self.top_p is not None and not 0 < self.top_p <= 1:
+            raise ValueError(f"top_p {self.top_p} is out of range: expected more than 0 and at most 1")
+        if self.strands is not None and (
+            self.order not in (None, "strands") or self.steps is not None or self.counts not in (None, "uniform")
+        ):
+            raise ValueError(f"strands {self.strands} settle order, steps and counts: expected none of them beside it")
+        if self.draft is not None and not self.exact:
+            raise ValueError(f"draft {self.draft} goes with exact=True: expected both, or none")
+        if self.exact and (self.steps is not None or self.counts not in (None, "uniform")):
+            raise ValueError("exact sampling settles steps and counts itself: expected none of them beside it")
+        if self.exact and (self.order == "confidence" or self.revise or self.refresh > 1):
+            what = "order confidence" if self.order == "confidence" else "revise" if self.revise else "refresh"
+            raise ValueError(f"{what} with exact sampling, which it would no longer be: expected one of the two")
+        object.__setattr__(self, "seed", seed_of(self.seed))

@@ -1,0 +1,229 @@
+"""Exact sampling has the distribution of one token a step, whatever the order, the filter and the size of a draft."""
+
+import itertools
+
+import pytest
+import torch
+from torch import Tensor
+
+import maskless
+from maskless import sampling, speculation
+from maskless.checkpoint import Model
+from maskless.codec.text import byte_codec
+from maskless.drafts import Drafts
+from maskless.draw import Guidance, Truncation, constant
+from maskless.logits import row_keys
+from maskless.mixture import Mixture
+from maskless.order import COUNTS, ORDERS, strands
+from maskless.plans import Plan, plan
+from maskless.problems import dense
+from maskless.sampling import Plain, run, sample
+
+V, L = 3, 4
+FILTERS = {"plain": Truncation(), "cool nucleus": Truncation(temperature=0.7, top_p=0.8), "top-k": Truncation(top_k=2)}
+FAMILIES = {"left": [0, 1, 2, 3], "shuffled": [2, 0, 3, 1], "strands": [0, 2, 1, 3]}
+
+
+@pytest.fixture(scope="module")
+def network(tiny):
+    """Its tokens depend on each other."""
+    return tiny("ordered", scale=0.2, vocab=V, never=None, length=6)
+
+
+@torch.no_grad()
+def law(network, order: list[int], filter: Truncation, known: dict[int, int] | None = None) -> dict[tuple, float]:
+    """The probability of every sequence, by a token a step along the order, the known ones first."""
+    found = {tuple((known or {}).items()): 1.0}
+    for place in order:
+        grown = {}
+        for before, p in found.items():
+            positions, tokens = (torch.tensor([[pair[i] for pair in before]], dtype=torch.long) for i in (0, 1))
+            logits = network(dense(tokens.view(1, -1), positions.view(1, -1), torch.tensor([[place]])))
+            chances = filter(logits.double(), torch.zeros(1), torch.zeros(1)).double().softmax(-1)[0].tolist()
+            grown |= {(*before, (place, token)): p * chance for token, chance in enumerate(chances) if chance}
+        found = grown
+    return {tuple(token for _, token in sorted(pairs)): p for pairs, p in found.items()}
+
+
+def exactly(network, order: list[int], rows: int, **how) -> tuple[Tensor, Drafts]:
+    length = len(order)
+    unknown, keys = torch.zeros(rows, length, dtype=torch.bool), row_keys(1, torch.arange(rows))
+    way = Plan(torch.tensor(order).repeat(rows, 1), torch.arange(length + 1).repeat(rows, 1))
+    drafts = Drafts(tokens=unknown.long(), plan=way, keys=keys, **how)
+    run(drafts, Plain(network))
+    return drafts.tokens, drafts
+
+
+def goodness(tokens: Tensor, expected: dict[tuple, float], p_value) -> float:
+    rows, possible = len(tokens), sorted(expected)
+    index = {sequence: i for i, sequence in enumerate(possible)}
+    assert all(tuple(row) in index for row in tokens.unique(dim=0).tolist()), "a sequence that cannot be"
+    counts = torch.zeros(len(possible))
+    for row, times in zip(*(x.tolist() for x in tokens.unique(dim=0, return_counts=True)), strict=True):
+        counts[index[tuple(row)]] = times
+    return p_value(counts, rows * torch.tensor([expected[one] for one in possible], dtype=torch.float64))
+
+
+@pytest.mark.parametrize("draft", [2, 4])
+@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("name", FILTERS)
+def test_every_sequence_is_as_likely_as_by_one_token_a_step(network, p_value, family, name, draft):
+    order, filter = FAMILIES[family], FILTERS[name]
+    tokens, drafts = exactly(network, order, 20_000, filter=filter, draft=draft)
+    assert goodness(tokens, law(network, order, filter), p_value) > 1e-4
+    assert drafts.tally.decided == 20_000 * L
+    assert drafts.tally.accepted < drafts.tally.drafted  # something was refused, or this shows nothing
+
+
+def test_without_the_check_the_distribution_is_another(network, p_value):
+    order = FAMILIES["left"]
+    unknown, keys = torch.zeros(20_000, L, dtype=torch.bool), row_keys(1, torch.arange(20_000))
+    way, tokens = plan(unknown, ~unknown, keys, steps=1, order=ORDERS["left"], counts=COUNTS["uniform"]), unknown.long()
+    list(sample(network, tokens, way, keys))
+    assert goodness(tokens, law(network, order, Truncation()), p_value) < 1e-6
+
+
+@pytest.mark.parametrize("broken", ["all are accepted", "drawn anew from q"])
+def test_a_broken_rule_is_found_out(network, p_value, monkeypatch, broken):
+    def wrong(drawn, p, q, *rest):
+        if broken == "all are accepted":
+            return whole(drawn, p, p, *rest)
+        return whole(drawn, p, q - 1e3 * (q == q.amax(-1, keepdim=True)), *rest)
+
+    whole = speculation.accept
+    monkeypatch.setattr(sampling, "accept", wrong)
+    tokens, _ = exactly(network, FAMILIES["left"], 20_000, draft=4)
+    assert goodness(tokens, law(network, FAMILIES["left"], Truncation()), p_value) < 1e-6
+
+
+def test_guided_samples_too(p_value, tiny):
+    """The weight differs from token to token of a draft."""
+    network = tiny("ordered", scale=0.2, vocab=V, never=None, length=6, classes=2, grid=(1, 5))
+    guidance = Guidance(weight=1.5, dropped=2)
+    order = [0, 3, 1, 2]
+    way = Plan(torch.tensor([order]), torch.arange(1, L + 1)[None])  # the first is a BOS
+
+    @torch.no_grad()
+    def expected() -> dict[tuple, float]:
+        found, weights = {((0, 0),): 1.0}, guidance.weights(way)[0]
+        for number, place in enumerate(order[1:]):
+            grown = {}
+            for before, p in found.items():
+                positions, tokens = (torch.tensor([[pair[i] for pair in before]]) for i in (0, 1))
+                both = [
+                    network(dense(tokens, positions, torch.tensor([[place]]), labels=torch.tensor([label])))[0].double()
+                    for label in (1, 2)
+                ]
+                chances = (both[0] + weights[number] * (both[0] - both[1])).softmax(-1).tolist()
+                grown |= {(*before, (place, token)): p * chance for token, chance in enumerate(chances)}
+            found = grown
+        return {tuple(token for _, token in sorted(pairs)): p for pairs, p in found.items()}
+
+    rows = 20_000
+    drafts = Drafts(
+        tokens=torch.zeros(rows, L, dtype=torch.long),
+        plan=Plan(way.order.repeat(rows, 1), way.ends.repeat(rows, 1)),
+        keys=row_keys(0, torch.arange(rows)),
+        labels=torch.ones(rows, dtype=torch.long),
+        guidance=guidance,
+        draft=3,
+    )
+    run(drafts, Plain(network))
+    assert goodness(drafts.tokens, expected(), p_value) > 1e-4
+
+
+def test_the_first_of_a_draft_is_always_accepted_and_rounds_never_exceed_tokens(network):
+    seen = []
+    rows, length = 500, 6
+    unknown, keys = torch.zeros(rows, length, dtype=torch.bool), row_keys(1, torch.arange(rows))
+    way = Plan(strands(2)((~unknown).long(), torch.zeros(rows, length)), torch.arange(length + 1).repeat(rows, 1))
+    drafts = Drafts(tokens=unknown.long(), plan=way, keys=keys, draft=3)
+    run(drafts, Plain(network), seen.append)
+    assert drafts.tally.accepted >= drafts.tally.rounds
+    assert int(drafts.taken.max()) <= length
+    assert int(drafts.taken.sum()) == drafts.tally.rounds
+    assert torch.equal(drafts.came.amax(1) + 1, drafts.taken)
+    decided = torch.zeros(rows, length, dtype=torch.long)
+    for step in seen:
+        decided[step.rows, step.positions] += 1
+    assert (decided == 1).all()
+
+
+def test_accepted_tokens_are_as_many_as_the_marginals_predict(network, p_value):
+    """Of two tokens the second is accepted with probability sum of min(p, q), averaged over the first."""
+    rows = 20_000
+    _, drafts = exactly(network, [0, 1], rows, draft=2)
+    with torch.no_grad():
+        nothing = torch.zeros(1, 0, dtype=torch.long)
+        first, second = network(dense(nothing, nothing, torch.tensor([[0, 1]]))).double().softmax(-1)
+        given = [network(dense(torch.tensor([[t]]), torch.tensor([[0]]), torch.tensor([[1]])))[0] for t in range(V)]
+    accepted = sum(first[t] * torch.minimum(second, given[t].double().softmax(-1)).sum() for t in range(V))
+    observed = torch.tensor([drafts.tally.accepted - rows, 2 * rows - drafts.tally.accepted])
+    assert p_value(observed, rows * torch.stack([accepted, 1 - accepted])) > 1e-4
+    kl = sum(first[t] * (second * (second.log() - given[t].double().log_softmax(-1))).sum() for t in range(V))
+    assert drafts.tally.nats / rows == pytest.approx(float(kl), abs=0.02)
+
+
+# The doors
+
+
+@pytest.fixture(scope="module")
+def model(tiny) -> Model:
+    codec = byte_codec()
+    network = tiny("ordered", scale=0.15, vocab=codec.vocab, length=24, width=32)
+    return Model(network, codec, mixture=Mixture.parse("random=1,strands=2,gaps=1"))
+
+
+@pytest.mark.parametrize("how", [{}, {"order": "random"}, {"strands": 4}, {"order": "left", "draft": 5}])
+def test_texts_say_how_many_rounds_they_took(model, how):
+    texts = maskless.generate(model, n=3, seed=1, exact=True, **how)
+    for text in texts:
+        assert text.rounds == max(text.steps) + 1 <= 24
+        assert sorted(text.order) == list(range(24))
+    alone = maskless.generate(model, n=1, seed=1, exact=True, **how)[0]
+    assert (alone.tokens, alone.steps) == (texts[0].tokens, texts[0].steps)
+
+
+def test_given_tokens_stay_and_spaces_are_kept(model):
+    text = maskless.fill(model, "a dog [3] and [4].", exact=True, seed=2)
+    assert text.startswith("a dog ")
+    assert [t for t, step in zip(text.tokens, text.steps, strict=True) if step < 0] == list(b"a dog  and .")
+
+
+@pytest.mark.parametrize(
+    ("how", "says"),
+    [
+        ({"draft": 4}, "draft 4 goes with exact=True"),
+        ({"exact": True, "draft": 0}, "draft 0 is out of range: expected 1 or more"),
+        ({"exact": True, "steps": 4}, "exact sampling settles steps and counts itself"),
+        ({"exact": True, "revise": 1}, "revise with exact sampling, which it would no longer be"),
+        ({"exact": True, "order": "confidence"}, "order confidence with exact sampling"),
+    ],
+)
+def test_what_exact_sampling_excludes_is_named(model, how, says):
+    with pytest.raises(ValueError, match=says):
+        maskless.generate(model, **how)
+
+
+@pytest.mark.parametrize("kind", ["position", "masked", "causal"])
+def test_a_network_that_answers_no_chains_is_refused(tiny, kind):
+    other = Model(tiny(kind, vocab=257, length=24, width=32), byte_codec())
+    with pytest.raises(ValueError, match="exact sampling checks tokens as a chain: expected"):
+        maskless.generate(other, exact=True)
+
+
+def test_schedules_of_a_draft_are_those_of_its_tokens():
+    """Guidance and warmth belong to a token's own step, not to that of its draft."""
+    way = Plan(torch.arange(4)[None], torch.arange(5)[None])
+    drafts = Drafts(
+        tokens=torch.zeros(1, 4, dtype=torch.long),
+        plan=way,
+        keys=row_keys(0, torch.arange(1)),
+        labels=torch.zeros(1, dtype=torch.long),
+        guidance=Guidance(weight=3.0, dropped=1),
+        draft=3,
+    )
+    ask = drafts.ask(torch.tensor([0]))
+    assert ask.weights.tolist() == pytest.approx([0.0, 1.0, 2.0])
+    assert constant(ask.weights).tolist() == [1.0, 1.0, 1.0]
+    assert list(itertools.chain(ask.numbers.tolist())) == [0, 1, 2]
