@@ -21,7 +21,7 @@ LONGEST_FILE = 350
 FLOORS: list[list[str]] = [
     ["version", "schedule", "seeds", "how", "problems", "order", "logits"],  # arithmetic
     ["nn", "mixture", "plans"],  # networks, and which orders they are asked in
-    ["objective", "revision", "draw", "drafts", "sampling"],  # the method
+    ["objective", "revision", "draw", "drafts", "speculation", "sampling"],  # the method
     ["engine"],  # the fast path
     [
         "files",
@@ -37,7 +37,7 @@ FLOORS: list[list[str]] = [
         "official_vq",
     ],
     ["decide", "texts", "scores", "images", "pictures", "api"],  # what a user calls
-    ["evaluate", "train", "bench", "recipes", "reproduce"],  # procedures
+    ["evaluate", "train", "paper", "bench", "recipes", "reproduce"],  # procedures
     ["serve", "demo", "train_demo", "cli", "__main__"],  # doors
 ]
 FLOOR = {room: (floor, place) for floor, rooms in enumerate(FLOORS) for place, room in enumerate(rooms)}

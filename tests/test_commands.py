@@ -30,7 +30,7 @@ from command_inputs import INPUTS
 from maskless.bench import machine
 from maskless.cli import app, main
 from maskless.evaluate import harness
-from maskless.reproduce.tables import TABLES
+from maskless.paper.tables import TABLES
 from test_docs import ROOT, blocks
 
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]

@@ -16,14 +16,15 @@ from rich.console import Console
 
 from maskless import cli
 from maskless.bench import machine, plots, report, run
-from maskless.bench.case import Case, Sampling, Training
-from maskless.bench.figures import PGM_8_8, RELEASED
+from maskless.bench.case import Case, SampleCase, TrainCase
 from maskless.bench.machine import Machine
-from maskless.bench.plots import Quality, swept
-from maskless.bench.result import BACKWARD, FORWARD, SAMPLE, STEP, Result
-from maskless.bench.tables import TABLES
+from maskless.bench.plots import QualityPoint, swept
+from maskless.bench.tables import RELEASED, TABLES, cases_of, only
+from maskless.bench.timing import Timing
+from maskless.paper.line import BACKWARD, FORWARD, SAMPLE, STEP
 
 TINY = ["--device", "cpu", "--width", 32, "--layers", 2, "--vocab", 50, "--repeat", 2]
+PGM_8_8 = SampleCase()
 H200 = Machine(device="cuda", name="H200", torch="2", threads=1, precision="bf16", product=790e12, copy=4.3e12)
 
 
@@ -49,12 +50,12 @@ def command(monkeypatch, capsys) -> Callable[..., Ended]:
     return call
 
 
-def made_up(case: Case) -> list[Result]:
+def made_up(case: Case) -> list[Timing]:
     """Results as they might come from an H200."""
-    parts = (SAMPLE,) if isinstance(case, Sampling) else (BACKWARD, FORWARD, STEP)
+    parts = (SAMPLE,) if isinstance(case, SampleCase) else (BACKWARD, FORWARD, STEP)
     flops = 1e9 * case.batch * case.length * getattr(case, "steps", 3)
     return [
-        Result(
+        Timing(
             case=case,
             part=part,
             times=(flops / 3e14, flops / 2e14, flops / 1e14),
@@ -151,21 +152,21 @@ def test_a_run_that_is_stopped_leaves_what_it_has(command, monkeypatch, tmp_path
 
 
 @pytest.mark.parametrize("name", TABLES)
-@pytest.mark.parametrize("kind", [Sampling, Training])
+@pytest.mark.parametrize("kind", [SampleCase, TrainCase])
 def test_every_table_can_be_shown(name, kind):
-    table = TABLES[name].of(kind)
-    if not table.rows:
+    table = only(TABLES[name], kind)
+    if not table.lines:
         return
-    results = [r for case in table.cases for r in made_up(case)]
+    results = [r for case in cases_of(table) for r in made_up(case)]
     text = shown(report.grid_of(table, H200, results))
     assert table.about in text
-    assert len(report.as_json(H200, results, table)["table"]["rows"]) == len(table.rows)
+    assert len(report.as_json(H200, results, table)["table"]["rows"]) == len(table.lines)
     assert report.grid(H200, results).row_count == len(results)
 
 
 def test_targets_say_what_is_reached():
-    table = TABLES["targets"].of(Sampling).only([32])
-    (case, other) = table.cases
+    table = only(TABLES["targets"], SampleCase, [32])
+    (case, other) = cases_of(table)
     for share, word in ((1.01, "aim"), (0.99, "at least"), (0.5, "no")):
         seconds = 32 * 1024 / (200_000 * share)
         results = [replace(r, times=(seconds,)) for r in made_up(case)] + made_up(other)
@@ -197,20 +198,20 @@ def test_numbers_are_brief():
 
 def test_an_axis_is_swept_where_a_line_has_two_points():
     one, two = replace(PGM_8_8, steps=32), replace(PGM_8_8, steps=64)
-    causal = Sampling(model="ar", layers=12, steps=1024)
+    causal = SampleCase(model="ar", layers=12, steps=1024)
     assert swept([one]) == swept([one, causal]) == []
     assert swept([one, two, causal]) == ["steps"]
     assert swept([one, replace(one, batch=1), replace(two, batch=1)]) == ["steps", "batch"]
     assert swept([causal, replace(causal, length=64, steps=64)]) == ["length"]
-    assert swept([Training(length=64), Training(length=128)]) == ["length"]
+    assert swept([TrainCase(length=64), TrainCase(length=128)]) == ["length"]
 
 
 def test_the_picture_of_every_kind(tmp_path):
     cases = [replace(PGM_8_8, steps=k, length=n, batch=b) for k in (32, 128) for n in (512, 1024) for b in (1, 32)]
-    cases += [Sampling(model="ar", layers=12, length=n, steps=n) for n in (512, 1024)]
-    quality = [Quality("PGM 8/8 x768", k, 100 / k, "Gen-PPL") for k in (32, 128)]
+    cases += [SampleCase(model="ar", layers=12, length=n, steps=n) for n in (512, 1024)]
+    quality = [QualityPoint("PGM 8/8 x768", k, 100 / k, "Gen-PPL") for k in (32, 128)]
     plots.plot([r for case in cases for r in made_up(case)], tmp_path / "all.png", quality)
-    trained = [r for b in (8, 32) for r in made_up(Training(batch=b))]
+    trained = [r for b in (8, 32) for r in made_up(TrainCase(batch=b))]
     plots.plot(trained, tmp_path / "trained.png", [])
     sizes = {name: Image.open(tmp_path / f"{name}.png").size for name in ("all", "trained")}
     assert sizes == {"all": (4 * 768, 576), "trained": (768, 576)}
@@ -272,8 +273,8 @@ def test_a_mistake_is_one_line_and_leaves_nothing(arguments, says, command, tmp_
 def test_a_quality_that_fits_several_models_must_be_told_apart():
     cases = [PGM_8_8, replace(PGM_8_8, width=1024)]
     with pytest.raises(ValueError, match="fits several models: expected one of PGM 8/8 x768, PGM 8/8 x1024"):
-        plots.check(cases, [Quality("pgm", 128, 3.0, "Gen-PPL")])
-    plots.check(cases, [Quality("PGM 8/8 x768", 128, 3.0, "Gen-PPL")])
+        plots.check(cases, [QualityPoint("pgm", 128, 3.0, "Gen-PPL")])
+    plots.check(cases, [QualityPoint("PGM 8/8 x768", 128, 3.0, "Gen-PPL")])
 
 
 def test_alone_it_shows_its_help(command):

@@ -13,8 +13,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from maskless import order
 from maskless.bench import flops, traffic
-from maskless.bench.case import Drawing, Sampling
-from maskless.bench.figures import MASKGIT, MDLM, PGM_8_8, PGM_12_12
+from maskless.bench.case import DrawCase, SampleCase
 from maskless.draw import Guidance, Truncation, constant
 from maskless.engine import Engine
 from maskless.logits import row_keys
@@ -23,6 +22,7 @@ from maskless.problems import Problems, dense
 from maskless.sampling import sample
 
 B, L, K = 3, 8, 4
+PGM_8_8, PGM_12_12, MASKGIT = SampleCase(), DrawCase(), DrawCase(model="maskgit")
 CEILING, BANDWIDTH = 790e12, 4.3e12  # of an H200, as the limits that we check against were computed
 
 
@@ -60,15 +60,12 @@ def run(network: nn.Module, plan: Plan) -> None:
         pass
 
 
-def test_sampling_with_full_context(tiny):
-    network, steps = tiny("position"), planned()
-    ours = flops.sampling(network.config, steps) + queries(network, B * L) + K * constants(network)
+@pytest.mark.parametrize("kind", ["position", "masked"])
+def test_sampling(tiny, kind):
+    network, steps = tiny(kind), planned()
+    ours = flops.sampling(network.config, steps) + K * constants(network)
+    ours += queries(network, B * L) if kind == "position" else 0
     assert counted(lambda: run(network, steps)) == ours
-
-
-def test_sampling_of_mdlm(tiny):
-    network, steps = tiny("masked"), planned()
-    assert counted(lambda: run(network, steps)) == flops.sampling(network.config, steps) + K * constants(network)
 
 
 def test_sampling_of_mdlm_with_the_head_everywhere(tiny):
@@ -93,7 +90,7 @@ def test_the_engine_does_what_is_counted(tiny, kind, refresh):
     assert done == pytest.approx(flops.sampling(network.config, steps, refresh), rel=0.002 if kind == "ordered" else 0)
 
 
-def drawn(case: Drawing, rows: int) -> Plan:
+def drawn(case: DrawCase, rows: int) -> Plan:
     known = torch.zeros(rows, 1 + case.length, dtype=torch.bool)
     known[:, 0] = True
     way, counts = order.after_lead(order.halton(case.grid), 1), order.COUNTS[case.counts]
@@ -106,7 +103,7 @@ def drawn(case: Drawing, rows: int) -> Plan:
 @pytest.mark.parametrize(("model", "context"), [("pgm", "full"), ("pgm", "ordered"), ("maskgit", "full")])
 def test_the_engine_draws_with_what_is_counted(model, context, guidance):
     """But for the modulations, once for a run, and with a cache for what the step without a weight decides."""
-    case = Drawing(model=model, context=context, layers=4, width=64, vocab=64, length=36, steps=6, classes=5)
+    case = DrawCase(model=model, context=context, layers=4, width=64, vocab=64, length=36, steps=6, classes=5)
     steps, keys, network = drawn(case, B), row_keys(0, torch.arange(B)), case.network(torch.device("cpu")).eval()
     weights = torch.zeros(B, 6) if guidance is None else guidance.weights(steps)
     engine, tokens = Engine(network), torch.zeros(B, 37, dtype=torch.long)
@@ -116,7 +113,7 @@ def test_the_engine_draws_with_what_is_counted(model, context, guidance):
     done -= 2 * (B if guidance is None else B + 1) * conditions.weight.numel()
     head = 64 - case.config.vocab % 64  # rows that fill the head up
     done -= 2 * head * 64 * (B * 36 + int((steps.ends.diff(dim=1) * (weights > 0)).sum()))
-    ours = flops.drawing(case.config, steps, weights)
+    ours = flops.sampling(case.config, steps, weights=weights)
     assert done == pytest.approx(ours, rel=0.03 if context == "ordered" else 0)
 
 
@@ -190,7 +187,7 @@ def test_a_row_that_decides_nothing_costs_nothing(tiny, kind):
     assert traffic.sampling(config, one, size=2) == traffic.sampling(config, idle, size=2)
 
 
-def tokens_per_second(case: Sampling, operations: float) -> float:
+def tokens_per_second(case: SampleCase, operations: float) -> float:
     return case.batch * case.length / (operations / CEILING)
 
 
@@ -208,7 +205,7 @@ def test_the_limits_of_mdlm():
     a token are 0.90 s by themselves at 790 TFLOP/s, 36,300 tokens/s without attention and head. They would be right at
     about 1,030 TFLOP/s, more than such a card gives.
     """
-    case, whole = replace(MDLM, counts="uniform"), planned(32, 1024, 128)
+    case, whole = SampleCase(model="mdlm", layers=12), planned(32, 1024, 128)
     chosen, everywhere = flops.sampling(case.config, whole), flops.sampling_everywhere(case.config, whole)
     assert tokens_per_second(case, chosen) == pytest.approx(29_641, rel=1e-3)
     assert tokens_per_second(case, everywhere) == pytest.approx(21_670, rel=1e-3)
@@ -232,7 +229,7 @@ def test_the_cache_is_bound_by_bytes():
 def test_the_limits_of_pictures(case, operations, images):
     """Operations of a picture in 32 steps with guidance, and pictures a second at the ceiling."""
     steps = drawn(case, 1)
-    counted = flops.drawing(case.config, steps, Guidance(weight=2.0, dropped=1000).weights(steps))
+    counted = flops.sampling(case.config, steps, weights=Guidance(weight=2.0, dropped=1000).weights(steps))
     assert counted == pytest.approx(operations, rel=0.005)
     assert CEILING / counted == pytest.approx(images, rel=0.005)
 
@@ -261,6 +258,6 @@ def test_traffic_of_a_causal_network(tiny):
 
 
 def test_counts_do_not_overflow():
-    case = Sampling(width=8192, layers=200, length=4096, steps=4096, batch=512)
+    case = SampleCase(width=8192, layers=200, length=4096, steps=4096, batch=512)
     whole = planned(case.batch, case.length, case.steps)
     assert flops.sampling(case.config, whole) > 2**63

@@ -9,29 +9,30 @@ import pytest
 import torch
 
 from maskless.bench import machine, run
-from maskless.bench.case import Case, Drawing, Sampling, Training
+from maskless.bench.case import Case, DrawCase, SampleCase, TrainCase
 from maskless.bench.machine import Machine, find_device
-from maskless.bench.result import BACKWARD, FORWARD, SAMPLE, STEP, Result
+from maskless.bench.timing import Timing
 from maskless.engine import Engine
+from maskless.paper.line import BACKWARD, FORWARD, SAMPLE, STEP
 from maskless.plans import Plan
 
 CPU = torch.device("cpu")
 HERE = Machine(device="cpu", name="a machine", torch="2", threads=1, precision="fp32", product=1e9, copy=1e8)
 SMALL = {"width": 32, "layers": 2, "length": 16, "vocab": 50, "batch": 2, "precision": "fp32"}
 SAMPLED = [
-    Sampling(**SMALL, steps=4),
-    Sampling(**SMALL, steps=4, counts="mdlm"),
-    Sampling(**SMALL, steps=4, refresh=2),
-    Sampling(**SMALL, steps=4, context="ordered"),
-    Sampling(**SMALL, steps=4, model="mdlm"),
-    Sampling(**SMALL, steps=16, model="ar"),
-    Drawing(**SMALL, steps=4, classes=3),
-    Drawing(**SMALL, steps=4, classes=3, context="ordered"),
-    Drawing(**SMALL, steps=4, classes=3, model="maskgit", guidance=0.0),
+    SampleCase(**SMALL, steps=4),
+    SampleCase(**SMALL, steps=4, counts="mdlm"),
+    SampleCase(**SMALL, steps=4, refresh=2),
+    SampleCase(**SMALL, steps=4, context="ordered"),
+    SampleCase(**SMALL, steps=4, model="mdlm"),
+    SampleCase(**SMALL, steps=16, model="ar"),
+    DrawCase(**SMALL, steps=4, classes=3),
+    DrawCase(**SMALL, steps=4, classes=3, context="ordered"),
+    DrawCase(**SMALL, steps=4, classes=3, model="maskgit", guidance=0.0),
 ]
 
 
-def measured(case: Case, repeat: int = 3) -> tuple[list[Result], int]:
+def measured(case: Case, repeat: int = 3) -> tuple[list[Timing], int]:
     """Results, and how many runs it took."""
     seen: list[Case] = []
     results = list(run.measure([case], HERE, repeat=repeat, on_run=seen.append))
@@ -39,8 +40,8 @@ def measured(case: Case, repeat: int = 3) -> tuple[list[Result], int]:
     return results, len(seen)
 
 
-def result(**changes: object) -> Result:
-    base = Result(
+def result(**changes: object) -> Timing:
+    base = Timing(
         case=SAMPLED[0],
         part=SAMPLE,
         times=(2.0, 1.0, 4.0),
@@ -69,7 +70,7 @@ def test_sampling_is_measured(case):
 
 @pytest.mark.parametrize("model", ["pgm", "mdlm", "mdlm-complementary", "ar"])
 def test_training_is_measured_in_three_parts(model):
-    case = Training(**SMALL, model=model)
+    case = TrainCase(**SMALL, model=model)
     results, runs = measured(case)
     assert runs == run.runs_of(case, 3) == 1 + 3 * (2 + 3)
     assert [found.part for found in results] == [BACKWARD, FORWARD, STEP]
@@ -113,7 +114,7 @@ def test_the_engine_is_told_what_the_case_says_and_closed(monkeypatch):
             super().close()
 
     monkeypatch.setattr(run, "Engine", Watched)
-    measured(Sampling(**SMALL | {"precision": "bf16"}, steps=4, refresh=2), repeat=1)
+    measured(SampleCase(**SMALL | {"precision": "bf16"}, steps=4, refresh=2), repeat=1)
     assert said == [(torch.bfloat16, False), *[2] * 4, "closed"]
 
 
@@ -128,7 +129,7 @@ def test_pictures_are_drawn_with_labels_of_their_own_and_guidance(monkeypatch):
             seen.append((labels.tolist(), guidance.weight, never, warmup))
 
     monkeypatch.setattr(run, "Engine", Watched)
-    measured(Drawing(**SMALL, steps=4, classes=3, guidance=1.5), repeat=1)
+    measured(DrawCase(**SMALL, steps=4, classes=3, guidance=1.5), repeat=1)
     assert seen == [([i % 3, (i + 1) % 3], 1.5, (50, 51), 1) for i in range(4)]
 
 
@@ -143,14 +144,14 @@ def test_steps_of_training_are_real(monkeypatch):
         return honest(network, task, low=low)
 
     monkeypatch.setattr(run, "loss", watched)
-    measured(Training(**SMALL), repeat=1)
+    measured(TrainCase(**SMALL), repeat=1)
     moved = [not a.equal(b) for a, b in pairwise(weights)]
     assert moved == [False] * (1 + 3 + 3 - 1) + [False, True, True]
     assert len({tuple(task.problems.offsets.lengths.tolist()) for task in tasks}) > 1
 
 
 def test_a_loss_is_the_training_loss_per_token():
-    case = Training(**SMALL)
+    case = TrainCase(**SMALL)
     network, task = case.network(CPU).eval(), run._task(case, 0)
     with torch.no_grad():
         cost = torch.nn.functional.cross_entropy(network(task.problems), task.answers, reduction="none")
@@ -186,7 +187,7 @@ def test_mistakes_are_noticed_before_anything_is_measured():
     with pytest.raises(ValueError, match="repeat 0 is out of range"):
         run.check(SAMPLED, CPU, 0)
     with pytest.raises(ValueError, match="precision 'bf16' on a CPU: expected fp32"):
-        run.check([Training(**SMALL | {"precision": "bf16"})], CPU, 1)
+        run.check([TrainCase(**SMALL | {"precision": "bf16"})], CPU, 1)
 
 
 def test_the_machine_is_measured(monkeypatch):
@@ -215,7 +216,11 @@ def test_sampling_and_training_are_measured_on_a_gpu():
     here = machine.measure(device, "bf16", repeat=3)
     assert here.product > 1e13
     sizes = SMALL | {"width": 128, "precision": "bf16"}
-    cases: list[Case] = [Sampling(**sizes, steps=4), Sampling(**sizes, steps=4, context="ordered"), Training(**sizes)]
-    cases += [Drawing(**sizes, steps=4, classes=3, model=model) for model in ("pgm", "maskgit")]
+    cases: list[Case] = [
+        SampleCase(**sizes, steps=4),
+        SampleCase(**sizes, steps=4, context="ordered"),
+        TrainCase(**sizes),
+    ]
+    cases += [DrawCase(**sizes, steps=4, classes=3, model=model) for model in ("pgm", "maskgit")]
     for found in run.measure(cases, here, repeat=2, on_run=lambda case: None):
         assert 0 < found.memory < 2**33

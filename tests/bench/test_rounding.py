@@ -11,7 +11,7 @@ from torch import Tensor
 
 from maskless import cli
 from maskless.bench import machine, run
-from maskless.bench.case import Sampling, Training
+from maskless.bench.case import SampleCase, TrainCase
 from maskless.bench.rounding import TARGETS, _problems, as_dict, rounding
 from maskless.checkpoint import Model
 from maskless.nn.blocks import open_gates
@@ -67,9 +67,9 @@ def test_mistakes_are_said(tiny):
     with pytest.raises(ValueError, match="expected sequences of 2 tokens or more"):
         rounding(tiny("position", **SIZES), torch.full((3, 48), 7), ["fp8"], pad=7)
     with pytest.raises(ValueError, match="precision 'fp8' is one of sampling: expected bf16 or fp32"):
-        Training(precision="fp8")
+        TrainCase(precision="fp8")
     with pytest.raises(ValueError, match="precision 'fp8' on a CPU: expected bf16 or fp32"):
-        run.check([Sampling(precision="fp8")], CPU, 1)
+        run.check([SampleCase(precision="fp8")], CPU, 1)
 
 
 def test_the_ceiling_of_float8_is_that_of_its_products(monkeypatch):

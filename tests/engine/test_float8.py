@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from maskless.bench.case import Drawing
+from maskless.bench.case import DrawCase
 from maskless.draw import Truncation
 from maskless.engine import Engine, kernels
 from maskless.engine.kernels import FLOAT8
@@ -44,7 +44,7 @@ def errors(network: nn.Module, problems: Problems) -> dict[torch.dtype, tuple[fl
 
 
 def pictures(model: str, context: str = "full") -> nn.Module:
-    case = Drawing(model=model, context=context, layers=4, width=64, vocab=100, length=25, classes=3, steps=5)
+    case = DrawCase(model=model, context=context, layers=4, width=64, vocab=100, length=25, classes=3, steps=5)
     return case.network(torch.device("cpu")).eval()
 
 

@@ -4,24 +4,24 @@ from __future__ import annotations
 
 import itertools
 import re
-import shlex
 from pathlib import Path
 
 import numpy as np
 import pytest
-import typer
 from PIL import Image
 from typer.main import get_command
 
-from maskless.bench import figures
+from maskless.bench.tables import FIGURES
 from maskless.cli import app
 from maskless.codec.text import byte_codec
 from maskless.data.prepare import prepare
 from maskless.data.toy import write
+from maskless.paper.line import ACCURACY, PERPLEXITY, TOKENS, Texts
+from maskless.paper.tables import TABLES, table
 from maskless.recipes import RECIPES
-from maskless.reproduce.plan import PIECE, Plan, Request, plan, sort_out
+from maskless.reproduce.jobs import Options, TablePlan
+from maskless.reproduce.plan import PIECE, plan, sort_out
 from maskless.reproduce.scale import SCALES
-from maskless.reproduce.tables import ACCURACY, PERPLEXITY, TABLES, TOKENS, Texts, table
 
 DOCUMENT = Path(__file__).parents[2] / "docs" / "reproduce.md"
 COMMANDS = get_command(app)
@@ -42,9 +42,9 @@ def given(tmp_path_factory) -> dict[str, str]:
     return found
 
 
-def made(name: str, scale: str, given: dict[str, str], **more) -> Plan:
+def made(name: str, scale: str, given: dict[str, str], **more) -> TablePlan:
     texts = {} if scale == "paper" else {"text": given["text"]}
-    request = Request(scale=SCALES[scale], out=Path("out"), pictures=given["pictures"], codec="vq.pt", **texts, **more)
+    request = Options(scale=SCALES[scale], out=Path("out"), pictures=given["pictures"], codec="vq.pt", **texts, **more)
     return plan(table(name), request)
 
 
@@ -63,13 +63,13 @@ def test_what_stands_in_two_tables_is_the_same():
     lambada = {line.model: line.paper for line in TABLES["table-2"].lines if line.at == "lambada_openai"}
     again = {line.model: line.paper for line in TABLES["table-4"].lines if line.at == "lambada_openai"}
     assert again.items() <= lambada.items()
-    for figure, *tables in (("figure-1", "table-6", "table-9"), ("figure-4", "table-7")):
-        assert set(TABLES[figure].lines) < {line for name in tables for line in TABLES[name].lines}
+    for figure, *names in (("figure-1", "table-6", "table-9"), ("figure-4", "table-7")):
+        assert set(TABLES[figure].lines) < {line for name in names for line in TABLES[name].lines}
 
 
 def test_speeds_are_those_of_the_benchmarks():
     short = [line for line in TABLES["table-6"].lines if line.measure == TOKENS]
-    assert {line.paper for line in short} <= {figure.value for figure in figures.FIGURES}
+    assert {line.paper for line in short} <= {figure.value for figure in FIGURES.values()}
     assert next(line.paper for line in short if line.model == "PGM 8/8") == 21_120.99
     main = {line.model: line.paper for line in TABLES["table-1"].lines if line.measure == TOKENS}
     at_128 = {line.model: line.paper for line in short if line.at == 128}
@@ -80,7 +80,10 @@ def test_speeds_are_those_of_the_benchmarks():
 def test_every_command_of_every_plan_parses_and_a_name_means_one_command(scale, given):
     words: dict[str, tuple[str, ...]] = {}
     for name in TABLES:
-        for step in made(name, scale, given).steps.values():
+        seen: set[str] = set()
+        for step in made(name, scale, given).jobs.values():
+            assert set(step.needs) <= seen  # which come before it
+            seen.add(step.name)
             assert words.setdefault(step.name, step.words) == step.words
             if step.program == ("maskless",):
                 command = COMMANDS.commands[step.words[0]]
@@ -90,45 +93,37 @@ def test_every_command_of_every_plan_parses_and_a_name_means_one_command(scale, 
     assert len(words) > 50
 
 
-@pytest.mark.parametrize("name", TABLES)
-def test_a_step_comes_after_those_that_it_needs(name, given):
-    seen: set[str] = set()
-    for step in made(name, "small", given).steps.values():
-        assert set(step.needs) <= seen
-        seen.add(step.name)
-
-
 def test_small_steps_decide_as_many_tokens_as_the_papers(given):
-    for planned in made("table-6", "small", given).lines:
-        assert planned.at * 1024 == planned.line.at * 256
+    for entry in made("table-6", "small", given).entries:
+        assert entry.at * 1024 == entry.line.at * 256
 
 
 def test_prepared_text_brings_its_own_length(given, tmp_path):
     data = prepare([write(tmp_path / "toy.txt", 200, seed=0)], tmp_path / "data", codec=byte_codec(), length=64)
     this = made("table-6", "small", given | {"text": str(data)})
-    assert not any(step.words[0] == "prepare" for step in this.steps.values())
-    assert {planned.at for planned in this.lines} == {2, 4, 8, 16, 32, 64}
-    assert "data (OpenWebText), length 64 (1,024), vocabulary 257 (50,257)" in this.lines[0].differs
+    assert not any(step.words[0] == "prepare" for step in this.jobs.values())
+    assert {entry.at for entry in this.entries} == {2, 4, 8, 16, 32, 64}
+    assert "data (OpenWebText), length 64 (1,024), vocabulary 257 (50,257)" in this.entries[0].differs
 
 
 def test_small_runs_that_are_the_same_are_trained_once(given):
-    trained = [step for step in made("table-5", "small", given).steps if step.startswith("train-")]
+    trained = [step for step in made("table-5", "small", given).jobs if step.startswith("train-")]
     assert len(trained) == 11 + 5  # networks after 200k steps, and after 1M
-    full = [step for step in made("table-5", "paper", given).steps if step.startswith("train-")]
+    full = [step for step in made("table-5", "paper", given).jobs if step.startswith("train-")]
     assert len(full) == 21
 
 
 def test_what_differs_is_what_the_commands_say(given):
     this = made("table-5", "small", given)
-    for planned in this.lines:
-        evaluated = this.steps[planned.step]
-        (trained,) = (this.steps[need] for need in evaluated.needs)
+    for entry in this.entries:
+        evaluated = this.jobs[entry.job]
+        (trained,) = (this.jobs[need] for need in evaluated.needs)
         options = dict(itertools.pairwise(trained.words))
-        recipe = RECIPES[planned.line.work.recipe]
+        recipe = RECIPES[entry.line.work.recipe]
         for option in ("width", "steps", "batch"):
             old = (recipe.network | recipe.train)[option]
-            assert f"{option} {int(options['--' + option]):,} ({old:,})" in planned.differs
-        assert "my.txt" in planned.differs
+            assert f"{option} {int(options['--' + option]):,} ({old:,})" in entry.differs
+        assert "my.txt" in entry.differs
 
 
 def test_a_fid_names_its_network_and_its_reference(given):
@@ -143,16 +138,16 @@ def test_a_fid_names_its_network_and_its_reference(given):
         ("table-9", "paper", (), ()),
     ):
         this, split = made(name, scale, given, features=features), ":valid" if scale == "paper" else ":train"
-        for planned in this.lines:
-            parts = planned.differs.split("; ")
+        for entry in this.entries:
+            parts = entry.differs.split("; ")
             assert [part for part in (network, reference) if part in parts] == list(said)
-            assert ("features" in planned.differs) == (network in said)
-            assert given["pictures"] + split in this.steps[planned.step].words
+            assert ("features" in entry.differs) == (network in said)
+            assert given["pictures"] + split in this.jobs[entry.job].words
 
 
 def test_each_sampler_of_pictures_has_the_counts_that_were_released_with_it(given):
     for name, counts in (("table-8", {"arccos-after-one"}), ("table-9", set())):
-        for step in made(name, "paper", given).steps.values():
+        for step in made(name, "paper", given).jobs.values():
             if step.name.startswith("drawn-"):
                 assert {b for a, b in itertools.pairwise(step.words) if a == "--counts"} == counts
 
@@ -168,24 +163,21 @@ def test_a_distillation_costs_its_steps_and_the_teachers_passes(given):
     }
     for name, cost in distilled.items():
         assert (cost.case, cost.passes) == (costs[f"train-{name}"].case, 2)
+    assert not any(cost.passes for cost in made("table-6", "paper", given).costs.values())
 
 
 @pytest.mark.parametrize(("processes", "pieces"), [(1, "4"), (2, "2"), (8, "1")])
 def test_the_papers_lessons_come_in_pieces_of_32_that_fit(given, processes, pieces):
-    steps = made("table-7", "paper", given, processes=processes).steps.values()
+    steps = made("table-7", "paper", given, processes=processes).jobs.values()
     asked = [dict(itertools.pairwise(step.words)) for step in steps if step.words[0] == "distill"]
     assert [words["--accumulate"] for words in asked] == [pieces] * 3
-
-
-def test_a_training_is_no_distillation(given):
-    assert not any(cost.passes for cost in made("table-6", "paper", given).costs.values())
 
 
 @pytest.mark.parametrize("processes", [1, 8, 16])
 def test_the_papers_runs_are_its_recipes_in_pieces_that_fit(given, processes):
     this = made("table-5", "paper", given, processes=processes)
     for name, cost in this.costs.items():
-        step, case = this.steps[name], cost.case
+        step, case = this.jobs[name], cost.case
         assert step.words[0] == "train"
         assert {word for word in step.words if word.startswith("--")} == PLAIN
         recipe, pieces = RECIPES[step.words[2]], int(step.words[-1])
@@ -194,20 +186,18 @@ def test_the_papers_runs_are_its_recipes_in_pieces_that_fit(given, processes):
         assert cost.sequences == recipe.train["batch"] * recipe.train["steps"]
         assert (case.width, case.length) == (recipe.network["width"], recipe.length)
         assert (step.command[0] == "torchrun") == (processes > 1)
-    assert not any(planned.differs for planned in this.lines)
+    assert not any(entry.differs for entry in this.entries)
 
 
 def test_rows_that_cannot_be_say_why(given):
-    bf16 = [planned for planned in made("table-7", "small", given).lines if "BF16" in planned.line.model]
+    bf16 = [entry for entry in made("table-7", "small", given).entries if "BF16" in entry.line.model]
     assert len(bf16) == 4 * 6 * 3
-    assert all(planned.step is None and "float32 only" in planned.why_not for planned in bf16)
-    long = [planned for planned in made("table-10", "small", given).lines if planned.why_not]
-    assert {planned.line.at for planned in long} == {1024, 4096}
-    half = plan(table("figure-1"), Request(scale=SCALES["small"], out=Path("out"), text=given["text"]))
-    for planned in half.lines:
-        assert (
-            (planned.step is None) == ("no pictures" in planned.why_not) == (not isinstance(planned.line.work, Texts))
-        )
+    assert all(entry.job is None and "float32 only" in entry.why_not for entry in bf16)
+    long = [entry for entry in made("table-10", "small", given).entries if entry.why_not]
+    assert {entry.line.at for entry in long} == {1024, 4096}
+    half = plan(table("figure-1"), Options(scale=SCALES["small"], out=Path("out"), text=given["text"]))
+    for entry in half.entries:
+        assert (entry.job is None) == ("no pictures" in entry.why_not) == (not isinstance(entry.line.work, Texts))
 
 
 @pytest.mark.parametrize(
@@ -215,28 +205,24 @@ def test_rows_that_cannot_be_say_why(given):
     [
         ("table-5", "small", "no text: expected --data FILE (text) or DIR (prepared)"),
         ("table-9", "small", "no pictures: expected --data DIR"),
-        ("table-11", "small", "unknown table 'table-11': expected one of table-1, "),
         ("figure-2", "small", "figure-2 is a drawing (masked against partition models)"),
+        ("table-8", "paper", "no codec: expected --codec FILE, the released vq_ds8_c2i.pt"),
     ],
 )
-def test_what_is_missing_is_one_line(name, scale, says):
+def test_what_is_missing_is_one_line(name, scale, says, given):
+    pictures = given["pictures"] if scale == "paper" else None
     with pytest.raises(ValueError, match=re.escape(says)):
-        plan(table(name), Request(scale=SCALES[scale], out=Path("out")))
-
-
-def test_the_paper_needs_its_codec(given):
-    with pytest.raises(ValueError, match=r"no codec: expected --codec FILE, the released vq_ds8_c2i.pt"):
-        plan(table("table-8"), Request(scale=SCALES["paper"], out=Path("out"), pictures=given["pictures"]))
+        plan(table(name), Options(scale=SCALES[scale], out=Path("out"), pictures=pictures))
 
 
 def test_the_paper_has_pictures_of_256_pixels_as_they_are_and_its_own_number_of_samples(given):
-    plans = [made("table-8", scale, given).steps.values() for scale in ("paper", "small")]
+    plans = [made("table-8", scale, given).jobs.values() for scale in ("paper", "small")]
     (prepared,), (own,) = ([step.words for step in steps if "prepare" in step.words] for steps in plans)
     assert prepared[prepared.index("--size") + 1] == "256"
     assert "--flips" not in prepared
     assert "--flips" in own
     answers = [
-        word for step in made("table-4", "paper", given).steps.values() for word in step.words if "form=joint" in word
+        word for step in made("table-4", "paper", given).jobs.values() for word in step.words if "form=joint" in word
     ]
     assert answers
     assert all(word.endswith("samples=1024") for word in answers)
@@ -251,17 +237,6 @@ def test_tasks_are_those_that_the_harness_is_told():
     harness = pytest.importorskip("maskless.evaluate.harness")
     asked = {line.at for found in TABLES.values() for line in found.lines if line.measure == ACCURACY}
     assert asked == set(harness.PAPER.split(","))
-
-
-def test_the_commands_of_the_document_parse():
-    lines = re.findall(r"^maskless .*$", DOCUMENT.read_text(), re.MULTILINE)
-    assert len(lines) >= 5
-    for line in lines:
-        name, *rest = shlex.split(line, comments=True)[1:]
-        try:
-            COMMANDS.commands[name].make_context(name, rest)
-        except typer.BadParameter.__mro__[2] as error:
-            pytest.fail(f"{line}: {error}")
 
 
 def test_the_document_names_every_table():

@@ -18,8 +18,11 @@ from PIL import Image
 from maskless.cli import app, main
 from maskless.codec.text import byte_codec
 from maskless.data.toy import write
-from maskless.reproduce import run, tables
-from maskless.reproduce.plan import Plan, Request, plan
+from maskless.paper.line import GRADIENT, Bound, Curve, Line, Table
+from maskless.paper.tables import DRAWN_BY_HAND, TABLES
+from maskless.reproduce import run
+from maskless.reproduce.jobs import Options, TablePlan
+from maskless.reproduce.plan import plan
 from maskless.reproduce.scale import SCALES
 from maskless.train.report import read_metrics
 
@@ -57,10 +60,10 @@ def made(tmp_path):
     """made(name, lines=, scale=, **more): a plan in a folder of its own."""
     (tmp_path / "my.txt").write_text("words " * 100)
 
-    def made(name: str, lines: slice = slice(None), scale: str = "toy", **more) -> Plan:
+    def made(name: str, lines: slice = slice(None), scale: str = "toy", **more) -> TablePlan:
         request = {"scale": SCALES[scale], "out": tmp_path / "out", "text": str(tmp_path / "my.txt")}
-        found = tables.TABLES[name]
-        return plan(replace(found, lines=found.lines[lines]), Request(**request | more))
+        found = TABLES[name]
+        return plan(replace(found, lines=found.lines[lines]), Options(**request | more))
 
     return made
 
@@ -73,7 +76,7 @@ def test_values_are_what_the_commands_found_and_come_once(made):
     again = Commands()
     assert list(run.numbers(this, run.run(this, again, quiet))) == found
     assert again.told == []
-    assert {run.standing(this, step) for step in this.steps.values()} == {"done"}
+    assert {run.standing(this, step) for step in this.jobs.values()} == {"done"}
     more = made("table-5", slice(3))
     run.run(more, again, quiet)
     assert again.names == ["train", "evaluate"]  # of the third row alone
@@ -123,9 +126,9 @@ def test_a_run_that_was_killed_goes_on_with_the_same_settings_only(made):
 
     with pytest.raises(KeyboardInterrupt):
         run.run(this, killed, quiet)
-    assert [run.standing(this, step) for step in this.steps.values()] == ["done", "begun", ""]
+    assert [run.standing(this, step) for step in this.jobs.values()] == ["done", "begun", ""]
     changed = replace(
-        this.steps["train-lm1b-mdlm-200k"], words=(*this.steps["train-lm1b-mdlm-200k"].words, "--seed", "1")
+        this.jobs["train-lm1b-mdlm-200k"], words=(*this.jobs["train-lm1b-mdlm-200k"].words, "--seed", "1")
     )
     with pytest.raises(ValueError, match="--seed not given, now 1"):
         run.standing(this, changed)
@@ -169,7 +172,7 @@ def test_a_damaged_record_is_one_line(made):
     this = made("table-5", slice(1))
     run.run(this, Commands(), quiet)
     for damaged in ("[1]", "[" * 100_000):
-        (this.request.out / "steps" / "prepare-text.json").write_text(damaged)
+        (this.options.out / "steps" / "prepare-text.json").write_text(damaged)
         with pytest.raises(ValueError, match=r"prepare-text.json is not the record of a step"):
             run.run(this, Commands(), quiet)
 
@@ -209,12 +212,12 @@ def test_text_from_a_file_to_a_table(command, tmp_path, monkeypatch):
     write(tmp_path / "toy.txt", 200, seed=0)
     judge(tmp_path / "judge")
     recipe = "owt-pgm-8-8"
-    speed = next(line for line in tables.TABLES["table-1"].lines if line.model == "OWT, PGM 8/8")
-    written = [line for line in tables.TABLES["table-6"].lines if line.model == "PGM 8/8" and line.at in (512, 1024)]
-    curve = tables.Line(model="curve", work=tables.Curve(recipe, "bounded"), measure=tables.GRADIENT)
-    bound = next(line for line in tables.TABLES["table-5"].lines if line.work == tables.Bound(recipe))
-    some = tables.Table(name="some", about="some of each", lines=(bound, curve, speed, *written), draw="losses")
-    monkeypatch.setitem(tables.TABLES, "some", some)
+    speed = next(line for line in TABLES["table-1"].lines if line.model == "OWT, PGM 8/8")
+    written = [line for line in TABLES["table-6"].lines if line.model == "PGM 8/8" and line.at in (512, 1024)]
+    curve = Line(model="curve", work=Curve(recipe, "bounded"), measure=GRADIENT)
+    bound = next(line for line in TABLES["table-5"].lines if line.work == Bound(recipe))
+    some = Table(name="some", about="some of each", lines=(bound, curve, speed, *written), draw="losses")
+    monkeypatch.setitem(TABLES, "some", some)
     asked = ("some", "--scale", "toy", "--data", "toy.txt", "--judge", "judge", "--out", "out")
     code, shown, _ = command(*asked, "--dry-run")
     assert code == 0
@@ -266,9 +269,9 @@ def test_pictures_from_a_folder_to_a_figure(command, tmp_path, monkeypatch):
             pixels = generator.integers(low, low + 128, (8, 8), dtype=np.uint8)
             Image.fromarray(pixels).save(tmp_path / "photos" / name / f"{i}.png")
     torch.jit.script(Means()).save(tmp_path / "means.pt")
-    drawn = [line for line in tables.TABLES["table-9"].lines if line.model == "PGM 12/12, 32 steps" and line.at < 2]
-    some = tables.Table(name="some", about="pictures", lines=tuple(drawn), draw="quality")
-    monkeypatch.setitem(tables.TABLES, "some", some)
+    drawn = [line for line in TABLES["table-9"].lines if line.model == "PGM 12/12, 32 steps" and line.at < 2]
+    some = Table(name="some", about="pictures", lines=tuple(drawn), draw="quality")
+    monkeypatch.setitem(TABLES, "some", some)
     asked = ("some", "--scale", "toy", "--data", "photos", "--out", "out")
     code, shown, _ = command(*asked, "--features", "none.pt")
     assert code == 1  # the table is there, but not all of it
@@ -298,7 +301,7 @@ def test_orders_are_drawn_without_any_data(command, tmp_path):
 def test_without_a_name_all_are_listed(command):
     code, shown, _ = command()
     assert code == 0
-    assert [line.split()[0] for line in shown.splitlines()] == [*tables.TABLES, *tables.DRAWN_BY_HAND]
+    assert [line.split()[0] for line in shown.splitlines()] == [*TABLES, *DRAWN_BY_HAND]
 
 
 @pytest.mark.parametrize(

@@ -17,6 +17,7 @@ from maskless.nn.masked import MaskedConfig
 from maskless.nn.maskgit import MaskGITConfig
 from maskless.nn.partition import CONTEXTS, PartitionConfig
 from maskless.order import COUNTS
+from maskless.paper.line import sized
 from maskless.train.config import IMAGE_MODELS, MODELS, PGM_OBJECTIVES, TEXT_MODELS, TrainConfig
 
 PRECISIONS = {"bf16": torch.bfloat16, "fp32": torch.float32, "fp8": torch.float8_e4m3fn}  # fp8: large products only
@@ -78,11 +79,10 @@ class Case:
 
     @property
     def name(self) -> str:
-        """PGM 8/8 x768, MDLM 12 x768, ..."""
-        depth = f"{self.layers}" if self.encoder is None else f"{self.encoder}/{self.layers - self.encoder}"
+        """PGM 8/8 x768, MDLM 12 x768, MaskGIT 24 x1024, ..."""
         model, _, more = self.model.partition("-")
-        ordered = " ordered" if self.context == "ordered" else ""
-        return f"{model.upper()} {depth} x{self.width}{ordered}{more and ' ' + more}"
+        name = sized(model, width=self.width, layers=self.layers, encoder=self.encoder)
+        return " ".join([name, *["ordered"] * (self.context == "ordered"), *([more] if more else [])])
 
     def network(self, device: torch.device) -> nn.Module:
         """The network with random weights, gates open, so that nothing is trivially zero."""
@@ -93,16 +93,14 @@ class Case:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Sampling(Case):
+class SampleCase(Case):
     """Decide all of a batch of sequences, nothing known, in some steps."""
 
     known: ClassVar[Sequence[str]] = SAMPLED
 
     steps: int = 128
     counts: str = "uniform"
-    refresh: int = (
-        1  # of pgm with full context: encode everything anew every so many steps (more than 1 is approximate)
-    )
+    refresh: int = 1  # of pgm with full context: encode everything every so many steps (more than 1 is approximate)
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -117,13 +115,13 @@ class Sampling(Case):
 
     @property
     def name(self) -> str:
-        more = [self.counts + " counts"] * (self.counts != "uniform" and self.model == "pgm")
+        more = [self.counts + " counts"] * (self.counts != type(self).counts and self.model == "pgm")
         more += [f"refreshed every {self.refresh}"] * (self.refresh > 1)
         return ", ".join([super().name, *more])
 
 
 @dataclass(frozen=True, kw_only=True)
-class Drawing(Sampling):
+class DrawCase(SampleCase):
     """Draw a batch of pictures by label, in the Halton order. The defaults are the paper's PGM 12/12 on ImageNet.
 
     A sequence is a BOS and `length` tokens of a square grid, of a codec with `vocab` codes; the codec is left out.
@@ -158,14 +156,9 @@ class Drawing(Sampling):
         decoder = self.layers - self.encoder
         return PartitionConfig(**sizes, encoder=self.encoder, decoder=decoder, context=self.context)
 
-    @property
-    def name(self) -> str:
-        """PGM 12/12 x1024, MaskGIT 24 x1024"""
-        return Case.name.__get__(self).replace("MASKGIT", "MaskGIT")
-
 
 @dataclass(frozen=True, kw_only=True)
-class Training(Case):
+class TrainCase(Case):
     """Train on a batch of full sequences."""
 
     objective: str = "partition"  # of pgm; a chain has random orders, and an ordered context
@@ -206,14 +199,14 @@ def sweep(
     """
     first = sizes.get("model", Case.model)
     for rival in against:
-        one_of("rival", rival, [name for name in (SAMPLED if kind is Sampling else TEXT_MODELS) if name != first])
+        one_of("rival", rival, [name for name in (SAMPLED if kind is SampleCase else TEXT_MODELS) if name != first])
     cases: list[Case] = []
     for model in dict.fromkeys([first, *against]):
         own = {name: value for name, value in sizes.items() if model == first or name not in OF_PGM}
         for length in lengths:
             at: list[dict[str, int]] = [{}]
-            if kind is Sampling:
-                taken = [length] if model == "ar" and (model != first or steps is None) else steps or [Sampling.steps]
+            if kind is SampleCase:
+                taken = [length] if model == "ar" and (model != first or steps is None) else steps or [SampleCase.steps]
                 at = [{"steps": k} for k in taken]
             for batch in batches:
                 cases += [kind(**own | {"model": model, "length": length, "batch": batch, **more}) for more in at]

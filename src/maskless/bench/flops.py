@@ -26,7 +26,7 @@ BACKWARD = 2  # times the forward pass: the gradient of the inputs and that of t
 
 
 @dataclass(frozen=True)
-class Work:
+class Load:
     """Of each problem: known tokens, targets, tokens to encode, and pairs of tokens in an encoder's self-attention.
 
     seen: pairs of a target and a token that it sees, where those are not all.
@@ -39,78 +39,66 @@ class Work:
     seen: Tensor | None = None
 
 
-def every_token(plan: Plan) -> Work:
+def every_token(plan: Plan) -> Load:
     """Each step encodes all known tokens (full context)."""
     n, k = _busy(plan)
-    return Work(n, k, n, n * n)
+    return Load(n, k, n, n * n)
 
 
-def new_tokens(plan: Plan) -> Work:
+def new_tokens(plan: Plan) -> Load:
     """Each step encodes what the last one decided, each token after those before it (ordered context, cached).
 
     What the last step of a row decides is never encoded.
     """
     fresh = _fresh(plan)
     before = plan.ends[:, :-1] - fresh
-    return Work(*_busy(plan), fresh, fresh * before + causal_pairs(fresh))
+    return Load(*_busy(plan), fresh, fresh * before + causal_pairs(fresh))
 
 
-def refreshed(plan: Plan, every: int) -> Work:
+def refreshed(plan: Plan, every: int) -> Load:
     """All known tokens every so many steps; between, the new ones, which attend to all (full context, approximate)."""
     n, k = _busy(plan)
     whole = torch.arange(plan.steps) % every == 0
     fresh = torch.where(whole, n, _fresh(plan))
-    return Work(n, k, fresh, fresh * plan.ends[:, :-1])
+    return Load(n, k, fresh, fresh * plan.ends[:, :-1])
 
 
-def batch(problems: Problems, *, ordered: bool) -> Work:
+def batch(problems: Problems, *, ordered: bool) -> Load:
     """The problems of a training batch."""
     n, u = problems.offsets.lengths, problems.target_offsets.lengths
-    return Work(n, u, n, causal_pairs(n) if ordered else n * n, None if problems.seen is None else problems.seen.counts)
+    return Load(n, u, n, causal_pairs(n) if ordered else n * n, None if problems.seen is None else problems.seen.counts)
 
 
-def sampling_work(config: PartitionConfig, plan: Plan, refresh: int) -> Work:
-    if config.context == "ordered":
-        return new_tokens(plan)
-    return every_token(plan) if refresh == 1 else refreshed(plan, refresh)
+def sampled(config: PartitionConfig, plan: Plan, refresh: int = 1, weights: Tensor | None = None) -> list[Load]:
+    """Of a whole run of sampling, a register with each row if it has one; weights (B, K) of the guidance.
 
-
-def drawing_work(config: PartitionConfig, plan: Plan, weights: Tensor) -> list[Work]:
-    """Of pictures, a register with each: the rows with their labels, and without; weights (B, K) of the guidance.
-
-    Without its label a row needs no targets where they have no weight. Its tokens are encoded all the same if they are
-    cached, for the steps that follow, and not at all if no step has a weight.
+    With guidance also of the rows without their labels, which need no targets where these have no weight. Their tokens
+    are encoded all the same if they are cached, for the steps that follow, and not at all if no step has a weight.
     """
-    work = sampling_work(config, Plan(plan.order, plan.ends + int(config.registers)), 1)
+    plan = Plan(plan.order, plan.ends + int(config.registers))
+    ordered = config.context == "ordered"
+    load = new_tokens(plan) if ordered else every_token(plan) if refresh == 1 else refreshed(plan, refresh)
+    if weights is None:
+        return [load]
     here, ever = (weights > 0).long(), (weights > 0).any(1, keepdim=True).long()
-    encoded = ever if config.context == "ordered" else here
-    without = Work(work.known * here, work.targets * here, work.fresh * encoded, work.pairs * encoded)
-    return [work, without]
+    encoded = ever if ordered else here
+    return [load, Load(load.known * here, load.targets * here, load.fresh * encoded, load.pairs * encoded)]
 
 
-def sampling(config: Config, plan: Plan, refresh: int = 1) -> int:
-    """Of a whole run of sampling text."""
+def sampling(config: Config, plan: Plan, refresh: int = 1, weights: Tensor | None = None) -> int:
+    """Of a whole run of sampling, of pictures without the codec; weights (B, K) of the guidance."""
     if isinstance(config, PartitionConfig):
-        return partition(config, sampling_work(config, plan, refresh))
-    if isinstance(config, MaskedConfig):
-        return masked(config, _busy(plan)[1])
-    assert isinstance(config, CausalConfig)
-    return causal(config, len(plan.order))
-
-
-def drawing(config: Config, plan: Plan, weights: Tensor) -> int:
-    """Of a whole run of drawing pictures, without the codec; weights (B, K) of the guidance."""
-    if isinstance(config, PartitionConfig):
-        return sum(partition(config, work) for work in drawing_work(config, plan, weights))
-    assert isinstance(config, MaskGITConfig)
+        return sum(partition(config, load) for load in sampled(config, plan, refresh, weights))
+    if isinstance(config, CausalConfig):
+        return causal(config, len(plan.order))
     targets = _busy(plan)[1]
-    return maskgit(config, targets) + maskgit(config, targets * (weights > 0))
+    return masked(config, targets) + (0 if weights is None else masked(config, targets * (weights > 0)))
 
 
 def sampling_everywhere(config: MaskedConfig, plan: Plan) -> int:
     """Of a whole run of MDLM with the head at every position, as the released code does it."""
-    full = (plan.ends.diff(dim=1) > 0) * config.length
-    return _positions(config, full) + linear(full, config.width * config.vocab)
+    targets = _busy(plan)[1]
+    return masked(config, targets) + linear((targets > 0) * config.length - targets, config.width * config.vocab)
 
 
 def training(config: Config, problems: Problems) -> int:
@@ -119,13 +107,10 @@ def training(config: Config, problems: Problems) -> int:
     if isinstance(config, PartitionConfig):
         queries = linear(targets, config.width**2)  # GroupSwap's, which change with each step
         return partition(config, batch(problems, ordered=config.context == "ordered")) + queries
-    if isinstance(config, MaskedConfig):
-        return masked(config, targets)
-    assert isinstance(config, CausalConfig)
-    return causal(config, len(problems))
+    return causal(config, len(problems)) if isinstance(config, CausalConfig) else masked(config, targets)
 
 
-def partition(config: PartitionConfig, work: Work) -> int:
+def partition(config: PartitionConfig, work: Load) -> int:
     """Of a Partition Transformer without GroupSwap's queries."""
     D, decoder = config.width, config.decoder
     encode = config.encoder * (linear(work.fresh, 12 * D * D) + attend(work.pairs, D))
@@ -135,27 +120,23 @@ def partition(config: PartitionConfig, work: Work) -> int:
     return encode + keys_and_values + look_up + decide
 
 
-def masked(config: MaskedConfig, targets: Tensor) -> int:
-    """Of MDLM's network: every position of every problem that has a target, the head at the targets only."""
-    return _positions(config, (targets > 0) * config.length) + linear(targets, config.width * config.vocab)
-
-
-def maskgit(config: MaskGITConfig, targets: Tensor) -> int:
-    """Of MaskGIT's network: as MDLM's, with three matrices in an MLP."""
+def masked(config: MaskedConfig | MaskGITConfig, targets: Tensor) -> int:
+    """Of MDLM's network or MaskGIT's: every position of every problem that has a target, the head at the targets."""
     full = (targets > 0) * config.length
     layers = config.layers * (linear(full, layer_weights(config)) + attend(full * config.length, config.width))
     return layers + linear(targets, config.width * config.vocab)
 
 
-def layer_weights(config: MaskGITConfig) -> int:
-    """In the matrices of a layer of MaskGIT."""
-    return 4 * config.width**2 + 3 * config.width * config.inner
+def layer_weights(config: MaskedConfig | MaskGITConfig | CausalConfig) -> int:
+    """In the matrices of a layer; an MLP of MaskGIT has three."""
+    mlp = 3 * config.inner if isinstance(config, MaskGITConfig) else 8 * config.width
+    return config.width * (4 * config.width + mlp)
 
 
 def causal(config: CausalConfig, rows: int) -> int:
     """Of a causal network over full rows: with its cache, sampling and training compute each position once."""
     D, L = config.width, torch.full((rows,), config.length)
-    layers = config.layers * (linear(L, 12 * D * D) + attend(causal_pairs(L), D))
+    layers = config.layers * (linear(L, layer_weights(config)) + attend(causal_pairs(L), D))
     return layers + linear(L, D * config.vocab)
 
 
@@ -172,12 +153,6 @@ def attend(pairs: Tensor, width: int) -> int:
 def causal_pairs(n: Tensor) -> Tensor:
     """Pairs among n tokens of which each sees itself and those before it."""
     return n * (n + 1) // 2
-
-
-def _positions(config: MaskedConfig, full: Tensor) -> int:
-    """Of the layers; full: L for each problem that is computed, else 0."""
-    D = config.width
-    return config.layers * (linear(full, 12 * D * D) + attend(full * config.length, D))
 
 
 def _busy(plan: Plan) -> tuple[Tensor, Tensor]:

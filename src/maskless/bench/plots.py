@@ -5,22 +5,26 @@ from __future__ import annotations
 import dataclasses
 import json
 from collections import defaultdict
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from maskless.bench.case import Case
-from maskless.bench.figures import PAPER, RELEASED, speed
 from maskless.bench.report import AXES, HARDWARE
-from maskless.bench.result import BACKWARD, SAMPLE, Result
+from maskless.bench.tables import PAPER, RELEASED, speed
+from maskless.bench.timing import Timing
 from maskless.files import write_aside
+from maskless.paper.line import BACKWARD, SAMPLE
 
 LABELS = {"steps": "steps K", "length": "length L (tokens)", "batch": "batch (sequences)"}
+Draw = Callable[[Any], None]  # on a panel of matplotlib
 MARKS = {RELEASED: "*", PAPER: "x"}
 
 
 @dataclass(frozen=True)
-class Quality:
+class QualityPoint:
     """How good the samples of a model are at some steps."""
 
     model: str  # pgm, mdlm, ar, or a name as the table shows it
@@ -29,11 +33,11 @@ class Quality:
     name: str  # of the measure
 
 
-def read_quality(path: Path) -> list[Quality]:
+def read_quality(path: Path) -> list[QualityPoint]:
     """The entries of a JSON file: a list of {"model", "steps", "quality", "name"}."""
     expected = f'{path}: expected a list of {{"model": "pgm", "steps": 128, "quality": 22.6, "name": "Gen-PPL"}}'
     try:
-        entries = [Quality(**entry) for entry in json.loads(path.read_text())]
+        entries = [QualityPoint(**entry) for entry in json.loads(path.read_text())]
     except (json.JSONDecodeError, UnicodeDecodeError, TypeError, RecursionError) as error:
         raise ValueError(f"{expected}; {error}") from None
     for entry in entries:
@@ -44,7 +48,7 @@ def read_quality(path: Path) -> list[Quality]:
     return entries
 
 
-def check(cases: list[Case], qualities: list[Quality]) -> None:
+def check(cases: list[Case], qualities: list[QualityPoint]) -> None:
     """Raise a ValueError, before anything is measured, where there would be nothing to draw."""
     if not qualities and not swept(cases):
         raise ValueError("nothing to plot: expected a list for steps, length or batch (32,64,128), or --quality")
@@ -71,39 +75,53 @@ def swept(cases: list[Case]) -> list[str]:
     return found
 
 
-def plot(results: list[Result], path: Path, qualities: list[Quality]) -> None:
+def plot(results: list[Timing], path: Path, qualities: list[QualityPoint]) -> None:
     """A PNG with a panel for each swept axis, and one of quality against throughput."""
+    results = [r for r in results if r.part in (SAMPLE, BACKWARD)]
+    colours: dict[str, str] = {}  # of labels: the same in all panels
+    draws: list[Draw] = [
+        partial(_throughput, results=results, axis=axis, colours=colours) for axis in swept([r.case for r in results])
+    ]
+    if qualities:
+        draws.append(partial(_pareto, results=results, qualities=qualities, colours=colours))
+    below = {"fontsize": 8, "ncol": 2, "loc": "upper center", "bbox_to_anchor": (0.5, -0.12)}
+    draw_panels(path, draws, height=4.8, title=_title(results), legend=below)
+
+
+def draw_panels(path: Path, draws: Sequence[Draw], *, height: float, legend: dict[str, Any], title: str = "") -> None:
+    """A PNG with panels side by side, each with its legend."""
     import matplotlib
 
     matplotlib.use("agg")
     from matplotlib import pyplot
 
-    results = [r for r in results if r.part in (SAMPLE, BACKWARD)]
-    axes = swept([r.case for r in results])
-    count = len(axes) + bool(qualities)
-    figure, (panels,) = pyplot.subplots(1, count, figsize=(6.4 * count, 4.8), squeeze=False)
-    colours: dict[str, str] = {}  # of labels: the same in all panels
-    for panel, axis in zip(panels, axes, strict=False):
-        _throughput(panel, results, axis, colours)
-    if qualities:
-        _pareto(panels[-1], results, qualities, colours)
-    for panel in panels:
+    figure, (panels,) = pyplot.subplots(1, len(draws), figsize=(6.4 * len(draws), height), squeeze=False)
+    for panel, draw in zip(panels, draws, strict=True):
+        draw(panel)
         panel.grid(alpha=0.3)
-        panel.minorticks_off()
         panel.spines[["top", "right"]].set_visible(False)
-        panel.legend(frameon=False, fontsize=8, ncol=2, loc="upper center", bbox_to_anchor=(0.5, -0.12))
-    figure.suptitle(_title(results), fontsize=11)
+        if panel.get_legend_handles_labels()[0]:
+            panel.legend(frameon=False, **legend)
+    if title:
+        figure.suptitle(title, fontsize=11)
     figure.tight_layout()
     write_aside(path, lambda aside: figure.savefig(aside, dpi=120, format="png"))
     pyplot.close(figure)
 
 
-def _throughput(panel: Any, results: list[Result], axis: str, colours: dict[str, str]) -> None:
+def numbered_line(panel: Any, points: Sequence[tuple[float, float, object]], look: str = "o-", **style: Any) -> None:
+    """A line through points (x, y, number), with the numbers beside them."""
+    panel.plot([x for x, _, _ in points], [y for _, y, _ in points], look, ms=4, **style)
+    for x, y, number in points:
+        panel.annotate(f"{number}", (x, y), textcoords="offset points", xytext=(4, 4), fontsize=7)
+
+
+def _throughput(panel: Any, results: list[Timing], axis: str, colours: dict[str, str]) -> None:
     """Tokens per second against an axis: the median, its spread, the limit (dashed), and what others reached.
 
     A series of one point is left out, but for a causal network, which has only one number of steps.
     """
-    series: dict[object, list[Result]] = defaultdict(list)
+    series: dict[object, list[Timing]] = defaultdict(list)
     for r in results:
         series[_series(r.case, axis)].append(r)
     lines = [points for points in series.values() if len(points) > 1 or points[0].case.model == "ar"]
@@ -111,8 +129,10 @@ def _throughput(panel: Any, results: list[Result], axis: str, colours: dict[str,
     for points, label in zip(lines, _labels([points[0].case for points in lines], axis), strict=True):
         points.sort(key=lambda r: getattr(r.case, axis))
         x, colour = [getattr(r.case, axis) for r in points], _colour(label, colours)
-        panel.plot(x, [r.tokens_per_second for r in points], "o-", color=colour, ms=4, label=label)
-        low, high, limit = ([_speed(r, seconds(r)) for r in points] for seconds in (_slowest, _fastest, _limit))
+        spans = [(r.seconds, max(r.times), min(r.times), r.limit) for r in points]
+        rates = ([r.case.batch * r.case.length / s for s in span] for r, span in zip(points, spans, strict=True))
+        median, low, high, limit = zip(*rates, strict=True)
+        panel.plot(x, median, "o-", color=colour, ms=4, label=label)
         panel.fill_between(x, low, high, color=colour, alpha=0.2, lw=0)
         panel.plot(x, limit, "_--" if len(x) == 1 else "--", color=colour, lw=0.8)
         for by, mark in MARKS.items():
@@ -129,44 +149,42 @@ def _throughput(panel: Any, results: list[Result], axis: str, colours: dict[str,
     panel.set_title(_same([r.case for r in results], axis), fontsize=9)
     panel.set_xlabel(LABELS[axis])
     panel.set_ylabel("tokens per second")
-    _plain_ticks(panel.yaxis)
+    _plain_ticks(panel, panel.yaxis)
 
 
-def _pareto(panel: Any, results: list[Result], qualities: list[Quality], colours: dict[str, str]) -> None:
+def _pareto(panel: Any, results: list[Timing], qualities: list[QualityPoint], colours: dict[str, str]) -> None:
     """Quality against tokens per second, a line for each model, with the steps at the points."""
-    series: dict[object, list[tuple[Result, Quality]]] = defaultdict(list)
+    series: dict[object, list[tuple[Timing, QualityPoint]]] = defaultdict(list)
     for entry in qualities:
         for r in results:
             if _fits(entry, r.case):
                 series[_series(r.case, "steps")].append((r, entry))
+    drawn = [r.case for points in series.values() for r, _ in points]
     labels = _labels([points[0][0].case for points in series.values()], "steps")
     for points, label in zip(series.values(), labels, strict=True):
-        points.sort(key=lambda point: point[1].steps)
-        x, y = [r.tokens_per_second for r, _ in points], [entry.quality for _, entry in points]
-        panel.plot(x, y, "o-", ms=4, color=_colour(label, colours), label=label)
-        for r, entry in points:
-            at = r.tokens_per_second, entry.quality
-            panel.annotate(f"{entry.steps}", at, textcoords="offset points", xytext=(4, 4), fontsize=7)
+        line = sorted(((r.tokens_per_second, entry.quality, entry.steps) for r, entry in points), key=lambda p: p[2])
+        numbered_line(panel, line, color=_colour(label, colours), label=label)
     panel.set_xscale("log")
-    _plain_ticks(panel.xaxis)
-    panel.set_title(_same([r.case for points in series.values() for r, _ in points], "steps"), fontsize=9)
+    panel.set_title(_same(drawn, "steps"), fontsize=9)
     panel.set_xlabel("tokens per second (numbers: steps K)")
     panel.set_ylabel(" / ".join(dict.fromkeys(entry.name for entry in qualities)))
+    _plain_ticks(panel, panel.xaxis)
 
 
 def _colour(label: str, colours: dict[str, str]) -> str:
     return colours.setdefault(label, f"C{len(colours)}")
 
 
-def _plain_ticks(axis: Any) -> None:
+def _plain_ticks(panel: Any, axis: Any) -> None:
     """1, 2, 5, 10, ... written out, thousands apart."""
     from matplotlib.ticker import LogLocator
 
+    panel.minorticks_off()
     axis.set_major_locator(LogLocator(subs=(1, 2, 5)))
     axis.set_major_formatter(lambda x, _: f"{x:,.0f}" if x >= 1 else f"{x:g}")
 
 
-def _title(results: list[Result]) -> str:
+def _title(results: list[Timing]) -> str:
     """What was measured, and where."""
     machine = results[0].machine
     what = "sampling" if results[0].part == SAMPLE else "training, forward + backward"
@@ -198,21 +216,5 @@ def _value(case: Case, axis: str) -> object:
     return "= L" if (case.model, axis) == ("ar", "steps") else getattr(case, axis, None)
 
 
-def _fits(entry: Quality, case: Case) -> bool:
+def _fits(entry: QualityPoint, case: Case) -> bool:
     return entry.model in (case.model, case.name) and entry.steps == getattr(case, "steps", None)
-
-
-def _speed(result: Result, seconds: float) -> float:
-    return result.case.batch * result.case.length / seconds
-
-
-def _slowest(result: Result) -> float:
-    return max(result.times)
-
-
-def _fastest(result: Result) -> float:
-    return min(result.times)
-
-
-def _limit(result: Result) -> float:
-    return result.limit

@@ -3,110 +3,90 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Callable, Iterable
+from functools import partial
 from typing import Any
 
 from rich import box
 from rich.table import Table as Grid
 
-from maskless.bench.case import Case, Drawing, Sampling
-from maskless.bench.figures import MEMORY, PAPER, RELEASED, SPEEDS, Figure, figure, speed
+from maskless.bench.case import Case, DrawCase, SampleCase
 from maskless.bench.machine import Machine
-from maskless.bench.result import SAMPLE, Result
-from maskless.bench.tables import Row, Table, find
+from maskless.bench.tables import PAPER, RELEASED, SPEEDS, better, case_of, figure, find, part_of, rival_of, speed
+from maskless.bench.timing import Timing
+from maskless.paper.line import MEMORY, SAMPLE, Line, Table
 
 AXES = {"steps": "K", "length": "L", "batch": "batch"}
 HARDWARE = {RELEASED: "released\n(H200)", PAPER: "paper\n(A100)"}
 NONE = "-"
 
 
-def as_json(machine: Machine, results: list[Result], table: Table | None = None) -> dict[str, Any]:
+def as_json(machine: Machine, results: list[Timing], table: Table | None = None) -> dict[str, Any]:
     """Everything that was measured so far, beside what others reached."""
     found: dict[str, Any] = {"machine": dataclasses.asdict(machine), "results": [_with_figures(r) for r in results]}
     if table is not None:
-        rows = [_row(row, results) for row in table.rows if find(row, results) is not None]
+        rows = [_row(line, results) for line in table.lines if find(line, results) is not None]
         found["table"] = {"name": table.name, "about": table.about, "rows": rows}
     return found
 
 
-def grid(machine: Machine, results: list[Result]) -> Grid:
+def grid(machine: Machine, results: list[Timing]) -> Grid:
     """One line for each result; what is the same in all stands in the title."""
     samples = results[0].part == SAMPLE
     varying = [axis for axis in AXES if len({getattr(r.case, axis, None) for r in results}) > 1]
     fixed = [f"{AXES[a]} {v}" for a in AXES if a not in varying and (v := getattr(results[0].case, a, None))]
     rivals = list(dict.fromkeys(r.case.model for r in results if r.case.model != results[0].case.model))
-    others = {by: [speed(by, r.case, r.part) for r in results] for by in (RELEASED, PAPER)}
-    others = {by: column for by, column in others.items() if any(column)}
-    unit = "tokens/s" if samples else "sequences/s"
-    shown = _empty(", ".join(["sampling" if samples else "training", *fixed]), machine, results)
-    for column in ("model", *(() if samples else ("part",))):
-        shown.add_column(column)
-    for column in (
-        *(AXES[axis] for axis in varying),
-        "seconds",
-        "min to max",
-        unit,
-        *(() if samples else ("tokens/s",)),
-        *(f"x {rival}" for rival in rivals),
-        *(HARDWARE[by] for by in others),
-        "limit\n(reached)",
-        "TFLOP/s\n(of ceiling)",
-        "memory\nGiB",
-        "start-up\nseconds",
-    ):
-        shown.add_column(column, justify="right")
-    for number, r in enumerate(results):
-        each = r.tokens_per_second if samples else r.sequences_per_second
-        shown.add_row(
-            r.case.name,
-            *(() if samples else (r.part,)),
-            *(str(getattr(r.case, axis, NONE)) for axis in varying),
-            brief(r.seconds),
-            f"{brief(min(r.times))} to {brief(max(r.times))}",
-            f"[bold]{brief(each)}[/]",
-            *(() if samples else (brief(r.tokens_per_second),)),
-            *(_times(r, rival, results) for rival in rivals),
-            *(_other(column[number], samples) for column in others.values()),
-            f"{brief(each * r.seconds / r.limit)} ({percent(r.of_limit)})",
-            f"{brief(r.achieved / 1e12)} ({percent(r.achieved / machine.product)})",
-            brief(r.memory / 2**30),
-            NONE if r.start_up is None else brief(r.start_up),
-        )
-    return shown
+    others = [by for by in (RELEASED, PAPER) if any(speed(by, r.case, r.part) for r in results)]
 
+    def rate(r: Timing) -> float:
+        return r.tokens_per_second if samples else r.sequences_per_second
 
-def grid_of(table: Table, machine: Machine, results: list[Result]) -> Grid:
-    """One line for each row of a named table: others, what we want, and ours."""
-    rows = [_row(row, results) for row in table.rows]
-    shown = _empty(f"{table.name}: {table.about}", machine, results)
-    for column in ("model", "case", "measure"):
-        shown.add_column(column)
-    columns = {
-        "paper": HARDWARE[PAPER],
-        "released": HARDWARE[RELEASED],
-        "released_rival": "its\nrival",
-        "at_least": "at\nleast",
-        "aim": "aim",
-        "ours": "ours",
-        "spread": "min to max",
-        "times_paper": "x\npaper",
-        "times_released": "x\nreleased",
-        "times_our_rival": "x our\nrival",
-        "share_of_limit": "of\nlimit",
-        "reached": "reached",
+    def other(by: str, r: Timing) -> str:
+        found = speed(by, r.case, r.part)
+        return NONE if found is None else brief(found.tokens_per_second if samples else found.value)
+
+    columns: dict[str, Callable[[Timing], str]] = {
+        **{AXES[axis]: partial(_at, axis) for axis in varying},
+        "seconds": lambda r: brief(r.seconds),
+        "min to max": lambda r: _span([min(r.times), max(r.times)]),
+        "tokens/s" if samples else "sequences/s": lambda r: f"[bold]{brief(rate(r))}[/]",
+        **({} if samples else {"tokens/s": lambda r: brief(r.tokens_per_second)}),
+        **{f"x {rival}": partial(_times, rival, results) for rival in rivals},
+        **{HARDWARE[by]: partial(other, by) for by in others},
+        "limit\n(reached)": lambda r: f"{brief(rate(r) * r.seconds / r.limit)} ({percent(r.of_limit)})",
+        "TFLOP/s\n(of ceiling)": lambda r: f"{brief(r.achieved / 1e12)} ({percent(r.achieved / machine.product)})",
+        "memory\nGiB": lambda r: brief(r.memory / 2**30),
+        "start-up\nseconds": lambda r: NONE if r.start_up is None else brief(r.start_up),
     }
-    used = {key: name for key, name in columns.items() if any(row[key] is not None for row in rows)}
-    for name in used.values():
-        shown.add_column(name, justify="right")
-    for row in rows:
-        shown.add_row(row["model"], row["at"], row["unit"], *(_cell(key, row[key]) for key in used))
+    named = ("model",) if samples else ("model", "part")
+    shown = _empty(", ".join(["sampling" if samples else "training", *fixed]), machine, results, named, columns)
+    for r in results:
+        shown.add_row(*(r.case.name, r.part)[: len(named)], *(cell(r) for cell in columns.values()))
     return shown
 
 
-def _empty(title: str, machine: Machine, results: list[Result]) -> Grid:
-    """A table without columns, with notes below."""
+def grid_of(table: Table, machine: Machine, results: list[Timing]) -> Grid:
+    """One line for each row of a named table: others, what we want, and ours."""
+    rows = [_row(line, results) for line in table.lines]
+    used = {key: column for key, column in COLUMNS.items() if any(row[key] is not None for row in rows)}
+    titles = [title for title, _ in used.values()]
+    shown = _empty(f"{table.name}: {table.about}", machine, results, ("model", "case", "measure"), titles)
+    for row in rows:
+        cells = (NONE if row[key] is None else show(row[key]) for key, (_, show) in used.items())
+        shown.add_row(row["model"], row["at"], row["unit"], *cells)
+    return shown
+
+
+def _empty(title: str, machine: Machine, results: list[Timing], named: Iterable[str], numbers: Iterable[str]) -> Grid:
+    """A table without rows, with notes below."""
     notes = "\n".join([about(machine), *_notes(machine, results)])
     look: dict[str, Any] = {"box": box.SIMPLE_HEAD, "padding": (0, 1), "collapse_padding": True, "pad_edge": False}
-    return Grid(title=title, caption=notes, title_justify="left", caption_justify="left", **look)
+    shown = Grid(title=title, caption=notes, title_justify="left", caption_justify="left", **look)
+    for column in named:
+        shown.add_column(column)
+    for column in numbers:
+        shown.add_column(column, justify="right")
+    return shown
 
 
 def about(machine: Machine) -> str:
@@ -130,12 +110,12 @@ def percent(share: float) -> str:
 
 def setting(case: Case) -> str:
     """K=128, L=1024, batch 32, guidance 2"""
-    steps = [f"K={case.steps}"] if isinstance(case, Sampling) else []
-    guidance = [f"guidance {case.guidance:g}"] if isinstance(case, Drawing) else []
+    steps = [f"K={case.steps}"] if isinstance(case, SampleCase) else []
+    guidance = [f"guidance {case.guidance:g}"] if isinstance(case, DrawCase) else []
     return ", ".join([*steps, f"L={case.length}", f"batch {case.batch}", *guidance])
 
 
-def _notes(machine: Machine, results: list[Result]) -> list[str]:
+def _notes(machine: Machine, results: list[Timing]) -> list[str]:
     notes = ["limit: counted operations at the first ceiling or counted bytes at the second, whichever takes longer"]
     memory = dict.fromkeys(r.case.name for r in results if r.bound == "memory")
     if memory:
@@ -151,20 +131,20 @@ def _notes(machine: Machine, results: list[Result]) -> list[str]:
     return notes
 
 
-def _times(result: Result, rival: str, results: list[Result]) -> str:
+def _at(axis: str, result: Timing) -> str:
+    return str(getattr(result.case, axis, NONE))
+
+
+def _times(rival: str, results: list[Timing], result: Timing) -> str:
     """How many times as fast as a rival that does the same."""
     other = _doing_the_same(result, rival, results)
     return NONE if other is None else f"{other.seconds / result.seconds:.2f}"
 
 
-def _other(figure: Figure | None, samples: bool) -> str:
-    return NONE if figure is None else brief(figure.tokens_per_second if samples else figure.value)
-
-
-def _doing_the_same(result: Result, model: str, results: list[Result]) -> Result | None:
+def _doing_the_same(result: Timing, model: str, results: list[Timing]) -> Timing | None:
     """The one result of another model in the same setting. A causal network has its own number of steps."""
 
-    def at(r: Result) -> tuple[object, ...]:
+    def at(r: Timing) -> tuple[object, ...]:
         steps = getattr(r.case, "steps", None) if "ar" not in (result.case.model, model) else None
         return r.part, r.case.length, r.case.batch, r.case.vocab, steps, getattr(r.case, "guidance", None)
 
@@ -172,52 +152,62 @@ def _doing_the_same(result: Result, model: str, results: list[Result]) -> Result
     return same[0] if len(same) == 1 else None
 
 
-def _with_figures(result: Result) -> dict[str, Any]:
+def _with_figures(result: Timing) -> dict[str, Any]:
     found = {}
     for by in (PAPER, RELEASED):
-        figures = (figure(by, result.case, result.part, m) for m in (*SPEEDS, MEMORY))
-        found[by] = [{"value": one.value, "unit": one.measure.unit, "source": one.source} for one in figures if one]
+        figures = (figure(by, result.case, result.part, measure) for measure in (*SPEEDS, MEMORY))
+        found[by] = [{"value": one.value, "unit": one.measure, "source": one.source} for one in figures if one]
     return result.as_dict() | found
 
 
-def _row(row: Row, results: list[Result]) -> dict[str, Any]:
-    """What a row of a named table shows."""
-    result, better = find(row, results), row.measure.times_better
-    assert result is not None, f"not measured: {row}"
-    ours, paper, released, rival = row.measure(result), row.others(PAPER), row.others(RELEASED), row.released_rival
-    timed, own = row.measure in SPEEDS, result.case.rival
-    our_rival = _doing_the_same(result, own, results) if result.case.model != own else None
+def _row(line: Line, results: list[Timing]) -> dict[str, Any]:
+    """What a line of a named table shows."""
+    result, measure, case, part = find(line, results), line.measure, case_of(line.work, line.at), part_of(line)
+    assert result is not None, f"not measured: {line}"
+    paper, released = (figure(by, case, part, measure) for by in (PAPER, RELEASED))
+    ours, rival, timed = result.read(measure), rival_of(line), measure in SPEEDS
+    our_rival = _doing_the_same(result, case.rival, results) if case.model != case.rival else None
     reached = None
-    if row.at_least is not None and row.aim is not None:
-        reached = "aim" if better(ours, row.aim) >= 1 else "at least" if better(ours, row.at_least) >= 1 else "no"
-    spread = sorted(row.measure(dataclasses.replace(result, times=(t,))) for t in result.times) if timed else None
+    if line.at_least is not None and line.aim is not None:
+        passed = [better(measure, ours, wanted) >= 1 for wanted in (line.at_least, line.aim)]
+        reached = "aim" if passed[1] else "at least" if passed[0] else "no"
+    spread = sorted(dataclasses.replace(result, times=(t,)).read(measure) for t in result.times) if timed else None
     return {
-        "model": row.case.name,
-        "at": ", ".join([*([] if row.part == SAMPLE else [row.part]), setting(row.case)]),
-        "unit": row.measure.unit,
+        "model": case.name,
+        "at": ", ".join([*([] if part == SAMPLE else [part]), setting(case)]),
+        "unit": measure,
         "paper": paper and paper.value,
         "released": released and released.value,
         "released_rival": rival and rival.value,
-        "at_least": row.at_least,
-        "aim": row.aim,
+        "at_least": line.at_least,
+        "aim": line.aim,
         "ours": ours,
         "spread": spread and [spread[0], spread[-1]],
-        "times_paper": paper and better(ours, paper.value),
-        "times_released": released and better(ours, released.value),
-        "times_our_rival": better(ours, row.measure(our_rival)) if our_rival and timed else None,
+        "times_paper": paper and better(measure, ours, paper.value),
+        "times_released": released and better(measure, ours, released.value),
+        "times_our_rival": better(measure, ours, our_rival.read(measure)) if our_rival and timed else None,
         "share_of_limit": result.of_limit if timed else None,
         "reached": reached,
-        "sources": {one.by: one.source for one in (paper, released) if one is not None},
+        "sources": {by: one.source for by, one in ((PAPER, paper), (RELEASED, released)) if one is not None},
     }
 
 
-def _cell(key: str, value: Any) -> str:
-    if value is None:
-        return NONE
-    if key == "reached":
-        return {"aim": "[green]aim[/]", "at least": "[yellow]at least[/]", "no": "[red]no[/]"}[value]
-    if key == "spread":
-        return f"{brief(value[0])} to {brief(value[1])}"
-    if key == "share_of_limit":
-        return percent(value)
-    return f"{value:.2f}" if key.startswith("times") else f"[bold]{brief(value)}[/]" if key == "ours" else brief(value)
+def _span(ends: list[float]) -> str:
+    return f"{brief(ends[0])} to {brief(ends[1])}"
+
+
+REACHED = {"aim": "[green]aim[/]", "at least": "[yellow]at least[/]", "no": "[red]no[/]"}
+COLUMNS: dict[str, tuple[str, Callable[[Any], str]]] = {  # of a named table: title, and how a value is shown
+    "paper": (HARDWARE[PAPER], brief),
+    "released": (HARDWARE[RELEASED], brief),
+    "released_rival": ("its\nrival", brief),
+    "at_least": ("at\nleast", brief),
+    "aim": ("aim", brief),
+    "ours": ("ours", lambda value: f"[bold]{brief(value)}[/]"),
+    "spread": ("min to max", _span),
+    "times_paper": ("x\npaper", "{:.2f}".format),
+    "times_released": ("x\nreleased", "{:.2f}".format),
+    "times_our_rival": ("x our\nrival", "{:.2f}".format),
+    "share_of_limit": ("of\nlimit", percent),
+    "reached": ("reached", REACHED.__getitem__),
+}

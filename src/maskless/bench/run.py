@@ -12,9 +12,9 @@ import torch
 from torch import Tensor, nn
 
 from maskless.bench import flops, traffic
-from maskless.bench.case import PRECISIONS, Case, Config, Drawing, Sampling, Training, at_least_1
+from maskless.bench.case import PRECISIONS, Case, Config, DrawCase, SampleCase, TrainCase, at_least_1
 from maskless.bench.machine import Machine, forget_peak, now, peak_memory
-from maskless.bench.result import BACKWARD, FORWARD, SAMPLE, STEP, Result
+from maskless.bench.timing import Timing
 from maskless.draw import Guidance
 from maskless.ema import EMA
 from maskless.engine import Engine
@@ -25,6 +25,7 @@ from maskless.nn.loss import cost
 from maskless.nn.masked import MaskedConfig
 from maskless.objective import Task, noise
 from maskless.order import COUNTS, Order, after_lead, halton, random
+from maskless.paper.line import BACKWARD, FORWARD, SAMPLE, STEP
 from maskless.plans import Plan, plan, plan_causal
 from maskless.train.captured import Captured
 from maskless.train.config import RAGGED
@@ -39,7 +40,7 @@ OnRun = Callable[[Case], None]
 
 def runs_of(case: Case, repeat: int) -> int:
     """How many runs it takes to measure a case, at most."""
-    parts = 1 if isinstance(case, Sampling) else 3
+    parts = 1 if isinstance(case, SampleCase) else 3
     return 1 + parts * (WARM_UP + repeat)
 
 
@@ -50,18 +51,18 @@ def check(cases: Iterable[Case], device: torch.device, repeat: int) -> None:
         if device.type == "cpu":
             raise ValueError("precision 'fp8' on a CPU: expected bf16 or fp32, since float8 is emulated there")
         maps_in(PRECISIONS["fp8"], device)  # raises for a GPU without it
-    if device.type == "cpu" and any(isinstance(case, Training) and case.precision == "bf16" for case in cases):
+    if device.type == "cpu" and any(isinstance(case, TrainCase) and case.precision == "bf16" for case in cases):
         raise ValueError("precision 'bf16' on a CPU: expected fp32, which is what training computes in there")
 
 
-def measure(cases: Iterable[Case], machine: Machine, *, repeat: int, on_run: OnRun) -> Iterator[Result]:
+def measure(cases: Iterable[Case], machine: Machine, *, repeat: int, on_run: OnRun) -> Iterator[Timing]:
     """Measure case after case, calling `on_run` after each run."""
     bench = Bench(machine, repeat, on_run)
     for case in cases:
         try:
-            if isinstance(case, Sampling):
+            if isinstance(case, SampleCase):
                 yield bench.sampling(case)
-            elif isinstance(case, Training):
+            elif isinstance(case, TrainCase):
                 yield from bench.training(case)
         except torch.OutOfMemoryError:
             given = f"length {case.length} and batch {case.batch}"
@@ -80,7 +81,7 @@ class Bench:
     def device(self) -> torch.device:
         return torch.device(self.machine.device)
 
-    def sampling(self, case: Sampling) -> Result:
+    def sampling(self, case: SampleCase) -> Timing:
         """Whole runs of sampling, each with an order and draws of its own, planned before the clock starts."""
         forget_peak(self.device)
         network = case.network(self.device).eval()
@@ -90,7 +91,7 @@ class Bench:
 
         def work(number: int) -> Callable[[], None]:
             tokens, how = torch.zeros_like(plans[number].order), _how(case, number)
-            if isinstance(case, Drawing):
+            if isinstance(case, DrawCase):
                 tokens[:, 0] = case.vocab + 1  # BOS
             return lambda: engine.sample(tokens, plans[number], _keys(case, number), **how)
 
@@ -103,7 +104,7 @@ class Bench:
         config, counted = case.config, plans[1 + WARM_UP :]
         limits = [_counted(case, config, p) for p in counted]
         everywhere = [flops.sampling_everywhere(config, p) for p in counted if isinstance(config, MaskedConfig)]
-        return Result(
+        return Timing(
             case=case,
             part=SAMPLE,
             times=times,
@@ -115,7 +116,7 @@ class Bench:
             flops_everywhere=mean(everywhere) if everywhere else None,
         )
 
-    def training(self, case: Training) -> Iterator[Result]:
+    def training(self, case: TrainCase) -> Iterator[Timing]:
         """The forward and backward pass, the forward pass alone, and whole optimiser steps, on fresh tasks each."""
         device, low = self.device, case.precision == "bf16"
         queued = QUEUED if device.type == "cuda" else 1
@@ -165,7 +166,7 @@ class Bench:
         for part, work, share in ((BACKWARD, backward, whole), (FORWARD, forward, 1), (STEP, step, whole)):
             adam.zero_grad(set_to_none=True)
             forget_peak(device)
-            yield Result(
+            yield Timing(
                 case=case,
                 part=part,
                 times=timed(work),
@@ -205,40 +206,39 @@ def _keys(case: Case, seed: int) -> Tensor:
     return row_keys(seed, torch.arange(case.batch))
 
 
-def _plan(case: Sampling, seed: int) -> Plan:
+def _plan(case: SampleCase, seed: int) -> Plan:
     """Everything unknown, everything wanted; of a picture all but the BOS."""
     known = torch.zeros(case.batch, case.config.length, dtype=torch.bool)
     if case.model == "ar":
         return plan_causal(known, ~known)
     order: Order = random
-    if isinstance(case, Drawing):
+    if isinstance(case, DrawCase):
         known[:, 0], order = True, after_lead(halton(case.grid), 1)
     return plan(known, ~known, _keys(case, seed), steps=case.steps, order=order, counts=COUNTS[case.counts])
 
 
-def _how(case: Sampling, seed: int) -> dict[str, Any]:
+def _how(case: SampleCase, seed: int) -> dict[str, Any]:
     """What else the engine is told."""
-    if not isinstance(case, Drawing):
+    if not isinstance(case, DrawCase):
         return {"refresh": case.refresh}
     labels = (seed + torch.arange(case.batch)) % case.classes
     never = tuple(i for i in (case.vocab, case.vocab + 1) if i < case.config.vocab)  # mask and BOS
     return {"labels": labels, "guidance": _guidance(case), "never": never, "warmup": 1}
 
 
-def _guidance(case: Drawing) -> Guidance:
+def _guidance(case: DrawCase) -> Guidance:
     return Guidance(weight=case.guidance, dropped=case.classes)
 
 
-def _counted(case: Sampling, config: Config, plan: Plan) -> tuple[int, int]:
+def _counted(case: SampleCase, config: Config, plan: Plan) -> tuple[int, int]:
     """Operations and bytes of a run."""
     size = max(2, PRECISIONS[case.precision].itemsize)  # with products in float8 the cache and the rest are bfloat16
-    if isinstance(case, Drawing):
-        weights = _guidance(case).weights(plan)
-        return flops.drawing(config, plan, weights), traffic.drawing(config, plan, weights, size=size)
-    return flops.sampling(config, plan, case.refresh), traffic.sampling(config, plan, case.refresh, size=size)
+    weights = _guidance(case).weights(plan) if isinstance(case, DrawCase) else None
+    work = (config, plan, case.refresh, weights)
+    return flops.sampling(*work), traffic.sampling(*work, size=size)
 
 
-def _task(case: Training, step: int) -> Task:
+def _task(case: TrainCase, step: int) -> Task:
     """Random tokens with fresh noise, so that the groups differ from step to step."""
     tokens = torch.randint(case.vocab, (case.batch, case.length), generator=torch.Generator().manual_seed(step))
     build = objective_of(case.settings)

@@ -1,161 +1,179 @@
-"""Named sets of cases: the paper's tables of speed, and the targets that we set ourselves."""
+"""Named sets of cases, and what others reached in them: the paper's tables of speed, and the targets that we set."""
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
+from typing import Any
 
-from maskless.bench.case import Case, Drawing, Sampling, one_of
-from maskless.bench.figures import (
-    FIGURES,
+from maskless.bench.case import Case, DrawCase, SampleCase, TrainCase, one_of
+from maskless.bench.timing import Timing
+from maskless.paper import tables as paper
+from maskless.paper.line import (
+    DATASETS,
     IMAGES,
-    MASKGIT,
-    MASKGIT_FP32,
-    MDLM,
-    MEMORY,
-    PAPER,
-    PGM_6_6_1024,
-    PGM_8_8,
-    PGM_12_12,
-    RELEASED,
+    NETWORKS,
+    SAMPLE,
     SECONDS,
     SEQUENCES,
-    START_UP,
     TOKENS,
-    TRAIN_MDLM,
-    TRAIN_PGM_6_6,
-    TRAIN_PGM_6_6_1024,
-    TRAIN_PGM_8_8,
-    Figure,
-    Measure,
-    figure,
+    Line,
+    NetworkSpeed,
+    Pictures,
+    Table,
+    Texts,
+    Work,
+    set_and_network,
 )
-from maskless.bench.result import BACKWARD, SAMPLE, Result
+
+PAPER, RELEASED = "paper", "released"
+TESTED = "released code (github.com/jdeschena/pgm) as its timing scripts run it, one H200, torch 2.11, our measurement"
+A100, PIXELS = "one A100-SXM4-80GB", "pixels included"
+SPEEDS = (TOKENS, SECONDS, SEQUENCES, IMAGES)
+HIGHER_IS_BETTER = (TOKENS, SEQUENCES, IMAGES)
 
 
-@dataclass(frozen=True, kw_only=True)
-class Row:
-    """One number to measure, with what others reached and what we want."""
+@dataclass(frozen=True)
+class Figure:
+    """What somebody reached in a case."""
 
     case: Case
-    part: str
-    measure: Measure
-    rival: Case | None = None  # whose released figure stands beside
-    at_least: float | None = None
-    aim: float | None = None
-
-    def others(self, by: str) -> Figure | None:
-        return figure(by, self.case, self.part, self.measure)
+    measure: str
+    value: float
+    source: str
 
     @property
-    def released_rival(self) -> Figure | None:
-        return None if self.rival is None else figure(RELEASED, self.rival, self.part, self.measure)
+    def tokens_per_second(self) -> float:
+        tokens = self.case.batch * self.case.length
+        if self.measure == SECONDS:
+            return tokens / self.value
+        return self.value if self.measure == TOKENS else self.value * self.case.length
 
 
-@dataclass(frozen=True, kw_only=True)
-class Table:
-    """Rows under a name."""
-
-    name: str
-    about: str
-    rows: tuple[Row, ...]
-
-    @property
-    def cases(self) -> list[Case]:
-        return list(dict.fromkeys(row.case for row in self.rows))
-
-    def of(self, kind: type[Case]) -> Table:
-        """The rows that sample, or those that train."""
-        return replace(self, rows=tuple(row for row in self.rows if isinstance(row.case, kind)))
-
-    def only(self, steps: list[int]) -> Table:
-        """The rows with these numbers of steps."""
-        rows = tuple(row for row in self.rows if isinstance(row.case, Sampling) and row.case.steps in steps)
-        known = sorted({row.case.steps for row in self.rows if isinstance(row.case, Sampling)})
-        if not rows:
-            given = ", ".join(map(str, steps))
-            raise ValueError(f"steps {given} are not in the table {self.name!r}: it has {', '.join(map(str, known))}")
-        return replace(self, rows=rows)
+def case_of(work: Work, at: int | str | None) -> Case:
+    """The network and the batch whose speed a line of the paper gives."""
+    assert isinstance(work, Texts | Pictures | NetworkSpeed), f"{work} has no speed"
+    data, network = set_and_network(work.recipe)
+    (model, sizes), (_, vocab, length) = NETWORKS[network], DATASETS[data]
+    whole: dict[str, Any] = {"model": model, **sizes, "vocab": vocab, "length": length, "steps": at}
+    if isinstance(work, Texts):
+        return SampleCase(**whole, counts=work.counts)
+    if isinstance(work, Pictures):
+        return DrawCase(**whole | {"steps": work.steps, "guidance": at})
+    own = ("context", "length", "batch", "guidance", "precision")
+    whole |= {name: value for name in own if (value := getattr(work, name)) is not None}
+    if work.trains:
+        del whole["steps"]
+        return TrainCase(**whole)
+    if data == "imagenet":
+        return DrawCase(**whole)
+    return SampleCase(**whole, counts="mdlm" if model == "mdlm" else "uniform")
 
 
-def table(name: str, kind: type[Case]) -> Table:
-    """The rows of a named table that sample, or those that train."""
+def part_of(line: Line) -> str:
+    """What of a case is timed."""
+    return line.at if isinstance(line.at, str) else SAMPLE
+
+
+def rival_of(line: Line) -> Figure | None:
+    """What the released masked model reached beside a target of PGM; the paper's tables have lines of both."""
+    if line.paper is not None or not isinstance(line.work, NetworkSpeed) or "pgm" not in line.work.recipe:
+        return None
+    draws = line.work.recipe.startswith("imagenet")
+    if line.work.context == "ordered" and not draws:
+        return None
+    rival = replace(line.work, recipe="imagenet-maskgit" if draws else "owt-mdlm", context=None)
+    return figure(RELEASED, case_of(rival, line.at), part_of(line), line.measure)
+
+
+def better(measure: str, ours: float, theirs: float) -> float:
+    """How many times as good as theirs ours is."""
+    return ours / theirs if measure in HIGHER_IS_BETTER else theirs / ours
+
+
+def figure(by: str, case: Case, part: str, *measures: str) -> Figure | None:
+    """What somebody reached in this case, in the first of these measures that there is a figure for.
+
+    Figures are in bf16, and of MDLM with its own counts, which do not change what it costs.
+    """
+    case = replace(case, precision="bf16")
+    if isinstance(case, SampleCase) and case.model == "mdlm":
+        case = replace(case, counts="mdlm")
+    found = (FIGURES.get((by, case, part, measure)) for measure in measures)
+    return next((one for one in found if one is not None), None)
+
+
+def speed(by: str, case: Case, part: str) -> Figure | None:
+    """How fast somebody was in this case."""
+    return figure(by, case, part, *SPEEDS)
+
+
+def _known() -> Iterator[tuple[str, Line, float | None, str]]:
+    """Who reached what, and where it stands."""
+    for number, note in (("3", A100), ("6", A100), ("9", PIXELS), ("10", A100)):
+        for line in paper.TABLES[f"table-{number}"].lines:
+            if line.measure in SPEEDS:
+                yield PAPER, line, line.paper, f"PGM, Tab. {number}, {note}"
+    for line in (*paper.TARGETS, *paper.IMAGE_TARGETS, *paper.BESIDE):
+        yield PAPER, line, line.paper, f"PGM, Tab. 9, {PIXELS}"
+        draws = "imagenet" in line.work.recipe
+        yield RELEASED, line, line.released, f"{TESTED}, without the pixels" if draws else TESTED
+
+
+def _figures() -> Iterator[tuple[tuple[str, Case, str, str], Figure]]:
+    for by, line, value, source in _known():
+        if value is not None:
+            case = case_of(line.work, line.at)
+            yield (by, case, part_of(line), line.measure), Figure(case, line.measure, value, source)
+
+
+FIGURES = dict(_figures())
+
+
+def cases_of(table: Table) -> list[Case]:
+    return list(dict.fromkeys(case_of(line.work, line.at) for line in table.lines))
+
+
+def only(table: Table, kind: type[Case], steps: list[int] | None = None) -> Table:
+    """The lines that sample, or those that train; of sampling those with these numbers of steps."""
+    lines = [line for line in table.lines if (part_of(line) == SAMPLE) == (kind is SampleCase)]
+    kept = tuple(line for line in lines if steps is None or line.at in steps)
+    if lines and not kept:
+        known = sorted({line.at for line in lines if isinstance(line.at, int)})
+        given, has = (", ".join(map(str, numbers)) for numbers in (steps or (), known))
+        raise ValueError(f"steps {given} are not in the table {table.name!r}: it has {has}")
+    return replace(table, lines=kept)
+
+
+def table(name: str, kind: type[Case], steps: list[int] | None = None) -> Table:
+    """The lines of a named table that sample, or those that train."""
     one_of("table", name, TABLES)
-    found = TABLES[name].of(kind)
-    if not found.rows:
-        fitting = ", ".join(each.name for each in TABLES.values() if each.of(kind).rows)
-        work = "sample" if kind is Sampling else "train"
+    found = only(TABLES[name], kind, steps)
+    if not found.lines:
+        fitting = ", ".join(each.name for each in TABLES.values() if only(each, kind).lines)
+        work = "sample" if kind is SampleCase else "train"
         raise ValueError(f"table {name!r} has nothing to {work}: expected one of {fitting}")
     return found
 
 
-def find(row: Row, results: list[Result]) -> Result | None:
-    """The result that a row reads; precision apart, which follows from the machine."""
-    same = (r for r in results if r.part == row.part and replace(r.case, precision=row.case.precision) == row.case)
+def find(line: Line, timings: list[Timing]) -> Timing | None:
+    """The timing that a line reads; precision apart, which follows from the machine."""
+    case, part = case_of(line.work, line.at), part_of(line)
+    same = (t for t in timings if t.part == part and replace(t.case, precision=case.precision) == case)
     return next(same, None)
 
 
-def _paper(name: str, about: str, number: str) -> Table:
-    figures = [one for one in FIGURES if one.by == PAPER and one.source.startswith(f"PGM, Tab. {number},")]
-    rows = (Row(case=one.case, part=one.part, measure=one.measure) for one in figures)
-    return Table(name=name, about=f"PGM, Tab. {number}: {about}", rows=tuple(rows))
+def _tables() -> Iterator[Table]:
+    for name, about, number in (
+        ("paper-sampling", "throughput of sampling, length 1024, batch 32", "6"),
+        ("paper-context-4096", "throughput of sampling, length 4096, batch 32", "10"),
+        ("paper-training", "a forward pass, and a forward and backward pass", "3"),
+    ):
+        lines = tuple(line for line in paper.TABLES[f"table-{number}"].lines if line.measure in SPEEDS)
+        yield Table(name=name, about=f"PGM, Tab. {number}: {about}", lines=lines)
+    slow = f"released MaskGIT in fp32, the paper's rival: {paper.RIVAL_FP32.released} images/s"
+    yield Table(name="images", about=f"what we want to reach in drawing ({slow})", lines=paper.IMAGE_TARGETS)
+    yield Table(name="targets", about="what we want to reach on one H200", lines=paper.TARGETS)
 
 
-def _sampling(case: Sampling, measure: Measure, at_least: float, aim: float) -> Row:
-    rival = replace(MDLM, steps=case.steps, batch=case.batch) if case.context == "full" else None
-    return Row(case=case, part=SAMPLE, measure=measure, rival=rival, at_least=at_least, aim=aim)
-
-
-def _training(case: Case, measure: Measure, at_least: float, aim: float) -> Row:
-    return Row(case=case, part=BACKWARD, measure=measure, rival=TRAIN_MDLM, at_least=at_least, aim=aim)
-
-
-def _drawing(case: Drawing, measure: Measure, at_least: float | None = None, aim: float | None = None) -> Row:
-    rival = replace(MASKGIT, steps=case.steps, batch=case.batch) if case.model == "pgm" else None
-    return Row(case=case, part=SAMPLE, measure=measure, rival=rival, at_least=at_least, aim=aim)
-
-
-def _images() -> Table:
-    slow = next(one.value for one in FIGURES if one.case == MASKGIT_FP32)
-    ordered = replace(PGM_12_12, context="ordered")
-    return Table(
-        name="images",
-        about=f"what we want to reach in drawing (released MaskGIT in fp32, the paper's rival: {slow} images/s)",
-        rows=(
-            _drawing(PGM_12_12, IMAGES, 40, 60),
-            _drawing(ordered, IMAGES, 120, 250),
-            _drawing(MASKGIT, IMAGES),
-            _drawing(replace(PGM_12_12, batch=1), SECONDS, 0.15, 0.08),
-            _drawing(replace(ordered, batch=1), SECONDS),
-            _drawing(replace(MASKGIT, batch=1), SECONDS),
-        ),
-    )
-
-
-_ORDERED = replace(PGM_8_8, context="ordered")
-_TARGETS = (
-    # The first case of a process: what is compiled for it serves the others, so its start is the slowest.
-    _sampling(PGM_8_8, START_UP, 10, 3),
-    _sampling(PGM_8_8, TOKENS, 40_000, 56_000),
-    _sampling(replace(PGM_8_8, steps=32), TOKENS, 140_000, 200_000),
-    _sampling(PGM_6_6_1024, TOKENS, 30_000, 42_000),
-    _sampling(_ORDERED, TOKENS, 250_000, 600_000),
-    _sampling(replace(_ORDERED, steps=32), TOKENS, 500_000, 1_200_000),
-    _sampling(replace(_ORDERED, batch=1), SECONDS, 0.10, 0.04),
-    _sampling(replace(PGM_8_8, batch=1), SECONDS, 0.25, 0.12),
-)
-_TRAINING_TARGETS = (
-    _training(TRAIN_PGM_6_6, SEQUENCES, 480, 600),
-    _training(TRAIN_PGM_6_6, MEMORY, 16, 10),
-    _training(TRAIN_PGM_8_8, SEQUENCES, 400, 500),
-    _training(TRAIN_PGM_6_6_1024, SEQUENCES, 350, 430),
-)
-TABLES = {
-    table.name: table
-    for table in (
-        _paper("paper-sampling", "throughput of sampling, length 1024, batch 32", "6"),
-        _paper("paper-context-4096", "throughput of sampling, length 4096, batch 32", "10"),
-        _paper("paper-training", "a forward pass, and a forward and backward pass", "3"),
-        _images(),
-        Table(name="targets", about="what we want to reach on one H200", rows=_TARGETS + _TRAINING_TARGETS),
-    )
-}
+TABLES = {each.name: each for each in _tables()}

@@ -18,8 +18,8 @@ if TYPE_CHECKING:
 
     from maskless.bench.case import Case
     from maskless.bench.machine import Machine
-    from maskless.bench.result import Result
-    from maskless.bench.tables import Table
+    from maskless.bench.timing import Timing
+    from maskless.paper.line import Table
 
 bench = typer.Typer()
 
@@ -83,14 +83,14 @@ def sample(
 
     maskless bench sample --table images
     """
-    from maskless.bench.case import Sampling
+    from maskless.bench.case import SampleCase
 
     sizes = {"model": model, "context": context, "encoder": encoder, "layers": layers, "width": width}
     sizes |= {"vocab": vocab, "counts": counts, "refresh": refresh}
     lists = {"length": length, "steps": steps, "batch": batch}
     where: dict[str, Any] = {"precision": precision, "device": device, "repeat": repeat}
     files: dict[str, Any] = {"plot": plot, "quality": quality, "to": to, "as_json": as_json}
-    _bench(Sampling, sizes, lists, against or [], table, **where, **files)
+    _bench(SampleCase, sizes, lists, against or [], table, **where, **files)
 
 
 @bench.command()
@@ -119,13 +119,13 @@ def train(
 
     maskless bench train --table paper-training
     """
-    from maskless.bench.case import Training
+    from maskless.bench.case import TrainCase
 
     sizes = {"model": model, "context": context, "encoder": encoder, "layers": layers, "width": width, "vocab": vocab}
     sizes["objective"] = objective
     where: dict[str, Any] = {"precision": precision, "device": device, "repeat": repeat}
     files: dict[str, Any] = {"plot": plot, "quality": None, "to": to, "as_json": as_json}
-    _bench(Training, sizes, {"length": length, "batch": batch}, against or [], table, **where, **files)
+    _bench(TrainCase, sizes, {"length": length, "batch": batch}, against or [], table, **where, **files)
 
 
 @bench.command()
@@ -183,6 +183,7 @@ def _bench(
     from dataclasses import replace
 
     from maskless.bench import machine, plots, report, run
+    from maskless.bench.tables import cases_of
 
     if quality is not None and plot is None:
         raise ValueError("--quality goes with --plot FILE.png, where it is drawn")
@@ -194,7 +195,7 @@ def _bench(
     given = {option: value for option, value in sizes.items() if value is not None}
     numbers = {option: _numbers(option, value) for option, value in lists.items() if value is not None}
     table = None if name is None else _table(kind, name, given, numbers, against)
-    cases = _cases(kind, given, numbers, against) if table is None else table.cases
+    cases = _cases(kind, given, numbers, against) if table is None else cases_of(table)
     cases = [replace(case, precision=precision) for case in cases]
     run.check(cases, found, repeat)
     qualities = [] if quality is None else plots.read_quality(quality)
@@ -213,12 +214,12 @@ def _bench(
 
 def _measured(
     cases: list[Case], device: torch.device, precision: str, repeat: int, table: Table | None, to: Path | None
-) -> tuple[Machine, list[Result]]:
+) -> tuple[Machine, list[Timing]]:
     """Results of all cases, with a bar on stderr; `to` is written after each, so a stopped run leaves what it has."""
     from maskless.bench import machine, report, run
     from maskless.files import write_aside
 
-    results: list[Result] = []
+    results: list[Timing] = []
     with show.progress() as bar:
         task = bar.add_task("measuring the machine", total=sum(run.runs_of(case, repeat) for case in cases))
 
@@ -233,7 +234,7 @@ def _measured(
     return here, results
 
 
-def _text(here: Machine, results: list[Result], table: Table | None) -> str:
+def _text(here: Machine, results: list[Timing], table: Table | None) -> str:
     from maskless.bench import report
 
     return json_text(report.as_json(here, results, table), indent=1)
@@ -257,10 +258,10 @@ def _table(
 ) -> Table:
     from maskless.bench.tables import table
 
-    found = table(name, kind)
+    found = table(name, kind, numbers.get("steps"))
     for option in (*sizes, *(["against"] if against else []), *(set(numbers) - {"steps"})):
         raise ValueError(f"--{option} goes without --table: the cases of {name!r} have their own")
-    return found.only(numbers["steps"]) if "steps" in numbers else found
+    return found
 
 
 def _numbers(option: str, given: str) -> list[int]:

@@ -13,7 +13,7 @@ from maskless.cli import show
 from maskless.cli.evaluate import FEATURE_INPUT, FEATURES
 
 if TYPE_CHECKING:
-    from maskless.reproduce.plan import Plan, Step
+    from maskless.reproduce.jobs import TableJob, TablePlan
 
 
 def reproduce(
@@ -46,11 +46,12 @@ def reproduce(
     """
     from maskless.bench import machine
     from maskless.bench.case import at_least_1
+    from maskless.paper.tables import DRAWN_BY_HAND, TABLES
+    from maskless.paper.tables import table as find
     from maskless.reproduce import report, run
-    from maskless.reproduce.plan import Request, plan, sort_out
+    from maskless.reproduce.jobs import Options
+    from maskless.reproduce.plan import plan, sort_out
     from maskless.reproduce.scale import scale
-    from maskless.reproduce.tables import DRAWN_BY_HAND, TABLES
-    from maskless.reproduce.tables import table as find
 
     if table is None:
         listed = {each.name: f"{each.about} ({len(each.lines)} numbers)" for each in TABLES.values()}
@@ -69,15 +70,15 @@ def reproduce(
     named_features = {"--features": features, "--feature-input": feature_input}
     seen = tuple(word for option, value in named_features.items() if value is not None for word in (option, value))
     how = {"judge": judge, "codec": codec}
-    this = plan(named, Request(scale=at, out=folder, processes=processes, features=seen, **given, **how))
+    this = plan(named, Options(scale=at, out=folder, processes=processes, features=seen, **given, **how))
     if dry_run:
         _show(this)
         return
-    if at.is_paper and this.steps and machine.find_device(None).type == "cpu":
+    if at.is_paper and this.jobs and machine.find_device(None).type == "cpu":
         raise ValueError("--scale paper: torch sees no GPU here; expected one, or --dry-run")
-    count = iter(range(1, len(this.steps) + len(this.costs) + 1))
+    count = iter(range(1, len(this.jobs) + len(this.costs) + 1))
 
-    def on_step(step: Step, stands: str) -> None:
+    def on_step(step: TableJob, stands: str) -> None:
         if stands != "done":
             shown = f"{next(count)}. {step.name}: {shlex.join(step.command)}"
             show.err.print(shown, highlight=False, soft_wrap=True, markup=False)
@@ -101,16 +102,16 @@ def reproduce(
         raise typer.Exit(1)
 
 
-def _show(plan: Plan) -> None:
+def _show(plan: TablePlan) -> None:
     """The plan, in commands that could be given by hand."""
     from maskless.reproduce.run import standing
 
-    show.out.print(f"{plan.table.name}: {plan.table.about}, scale {plan.request.scale.name}", soft_wrap=True)
+    show.out.print(f"{plan.table.name}: {plan.table.about}, scale {plan.options.scale.name}", soft_wrap=True)
     words = {"done": "done", "begun": "goes on", "": "to do"}
-    for step in plan.steps.values():
+    for step in plan.jobs.values():
         shown = f"{words[standing(plan, step)]:8} {shlex.join(step.command)}"
         show.out.print(shown, highlight=False, soft_wrap=True, markup=False)
-    missing = Counter(line.why_not for line in plan.lines if line.why_not)
-    show.out.print(f"{len(plan.lines) - missing.total()} numbers", highlight=False)
+    missing = Counter(entry.why_not for entry in plan.entries if entry.why_not)
+    show.out.print(f"{len(plan.entries) - missing.total()} numbers", highlight=False)
     for reason, number in missing.items():
         show.out.print(f"{number} numbers not: {reason}", highlight=False, soft_wrap=True, markup=False)

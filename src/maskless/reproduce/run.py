@@ -1,6 +1,6 @@
 """Going through a plan: what is done is not done again, what fails is noted, and what it costs is measured first.
 
-A step that has ended leaves a file in OUT/steps with its words and what it found. One that can go on after a kill
+A job that has ended leaves a file in OUT/steps with its words and what it found. One that can go on after a kill
 leaves its words before it starts, so that it cannot go on with others.
 """
 
@@ -14,17 +14,18 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import torch
 
 from maskless.bench.machine import processor
-from maskless.bench.result import FORWARD, STEP
 from maskless.files import write_aside
-from maskless.reproduce import tables
-from maskless.reproduce.plan import MissingError, Plan, Planned, Step, bench_words
+from maskless.paper import line as paper
+from maskless.paper.line import FORWARD, STEP
+from maskless.reproduce.jobs import MissingError, TableEntry, TableJob, TablePlan
+from maskless.reproduce.plan import bench_words
 from maskless.train.report import read_metrics
 
 Do = Callable[[Sequence[str]], str]  # runs a command and returns its stdout; a ValueError says what went wrong
@@ -34,60 +35,50 @@ WARM_UP = 0.25  # the share of a run before spikes count
 
 @dataclass(frozen=True)
 class Outcome:
-    """How a step ended."""
+    """How a job ended."""
 
     found: Any = None
     why_not: str = ""
     machine: str = ""
 
 
-@dataclass(frozen=True)
-class Number:
-    """A line of a table with our value, or why there is none."""
-
-    planned: Planned
-    value: float | None = None
-    error: float | None = None
-    why_not: str = ""
-
-
-def standing(plan: Plan, step: Step) -> str:
+def standing(plan: TablePlan, job: TableJob) -> str:
     """done, begun, or nothing; a ValueError where it was begun with other settings."""
-    record = _record(plan, step)
-    if record is not None and record["words"] != list(step.words):
-        changed = "; ".join(_changed(record["words"], list(step.words)))
-        raise ValueError(f"{_path(plan, step)} was made otherwise: {changed}; name another --out")
-    if (record is not None and record["done"]) or (step.makes is not None and step.makes.exists()):
+    record = _record(plan, job)
+    if record is not None and record["words"] != list(job.words):
+        changed = "; ".join(_changed(record["words"], list(job.words)))
+        raise ValueError(f"{_path(plan, job)} was made otherwise: {changed}; name another --out")
+    if (record is not None and record["done"]) or (job.makes is not None and job.makes.exists()):
         return "done"
-    return "begun" if record is not None or (step.resumes is not None and step.resumes.exists()) else ""
+    return "begun" if record is not None or (job.resumes is not None and job.resumes.exists()) else ""
 
 
-def run(plan: Plan, do: Do, on_step: Callable[[Step, str], None]) -> dict[str, Outcome]:
-    """Do what is not done; `on_step` hears of each step before it starts."""
-    stands = {name: standing(plan, step) for name, step in plan.steps.items()}
+def run(plan: TablePlan, do: Do, on_step: Callable[[TableJob, str], None]) -> dict[str, Outcome]:
+    """Do what is not done; `on_step` hears of each job before it starts."""
+    stands = {name: standing(plan, job) for name, job in plan.jobs.items()}
     outcomes: dict[str, Outcome] = {}
-    for name, step in plan.steps.items():
-        blocked = next((need for need in step.needs if outcomes[need].why_not), None)
+    for name, job in plan.jobs.items():
+        blocked = next((need for need in job.needs if outcomes[need].why_not), None)
         if blocked is not None:
             outcomes[name] = outcomes[blocked]
             continue
-        on_step(step, stands[name])
-        outcomes[name] = _once(plan, step, do, stands[name] == "done")
+        on_step(job, stands[name])
+        outcomes[name] = _once(plan, job, do, stands[name] == "done")
     return outcomes
 
 
-def estimate(plan: Plan, do: Do, on_step: Callable[[Step, str], None]) -> dict[str, float]:
+def estimate(plan: TablePlan, do: Do, on_step: Callable[[TableJob, str], None]) -> dict[str, float]:
     """GPU hours of each training and distillation that is not done, from a short measurement of its network.
 
     A step of distillation is one of training and the teacher's forward passes; both have the same network.
     """
     hours: dict[str, float] = {}
     for name, cost in plan.costs.items():
-        if standing(plan, plan.steps[name]) == "done":
+        if standing(plan, plan.jobs[name]) == "done":
             continue
-        step = Step(f"cost-of-train-{name.partition('-')[2]}", bench_words(cost.case, repeat=3))
-        on_step(step, standing(plan, step))
-        outcome = _once(plan, step, do, standing(plan, step) == "done")
+        job = TableJob(f"cost-of-train-{name.partition('-')[2]}", bench_words(cost.case, repeat=3))
+        on_step(job, standing(plan, job))
+        outcome = _once(plan, job, do, standing(plan, job) == "done")
         if outcome.why_not:
             raise ValueError(f"the cost of {name} could not be measured: {outcome.why_not}")
         speeds = {r["part"]: r["sequences_per_second"] for r in outcome.found["results"]}
@@ -95,28 +86,28 @@ def estimate(plan: Plan, do: Do, on_step: Callable[[Step, str], None]) -> dict[s
     return hours
 
 
-def numbers(plan: Plan, outcomes: dict[str, Outcome]) -> Iterator[Number]:
-    """Our value of each line."""
-    for planned in plan.lines:
-        if planned.step is None:
-            yield Number(planned, why_not=planned.why_not)
-        elif (outcome := outcomes[planned.step]).why_not:
-            yield Number(planned, why_not=f"not run: {outcome.why_not}")
+def numbers(plan: TablePlan, outcomes: dict[str, Outcome]) -> Iterator[TableEntry]:
+    """The entries with our values."""
+    for entry in plan.entries:
+        if entry.job is None:
+            yield entry
+        elif (outcome := outcomes[entry.job]).why_not:
+            yield replace(entry, why_not=f"not run: {outcome.why_not}")
         else:
-            found = metrics(plan, planned.step) if isinstance(planned.line.work, tables.Curve) else outcome.found
+            found = metrics(plan, entry.job) if isinstance(entry.line.work, paper.Curve) else outcome.found
             try:
-                value, error = _read(planned, found)
+                value, error = _read(entry, found)
             except MissingError as missing:
-                yield Number(planned, why_not=str(missing))
+                yield replace(entry, why_not=str(missing))
                 continue
             except (KeyError, TypeError, ValueError, AttributeError, IndexError):
                 value, error = None, None
-            yield Number(planned, value, error, "not among what was found" if value is None else "")
+            yield replace(entry, value=value, error=error, why_not="not among what was found" if value is None else "")
 
 
-def metrics(plan: Plan, step: str) -> list[dict[str, Any]]:
-    """The metrics of a run, by the step that trains it."""
-    return read_metrics(plan.request.out / "runs" / step.removeprefix("train-") / "metrics.jsonl")
+def metrics(plan: TablePlan, job: str) -> list[dict[str, Any]]:
+    """The metrics of a run, by the job that trains it."""
+    return read_metrics(plan.options.out / "runs" / job.removeprefix("train-") / "metrics.jsonl")
 
 
 def child(command: Sequence[str]) -> str:
@@ -150,86 +141,86 @@ def child(command: Sequence[str]) -> str:
     return printed
 
 
-def _once(plan: Plan, step: Step, do: Do, done: bool) -> Outcome:
-    record = _record(plan, step)
+def _once(plan: TablePlan, job: TableJob, do: Do, done: bool) -> Outcome:
+    record = _record(plan, job)
     if done and record is None:  # made by hand
         return Outcome()
     if not done:
         for folder in ("steps", "points"):
-            (plan.request.out / folder).mkdir(parents=True, exist_ok=True)
-        record = {"words": list(step.words), "done": False}
-        if step.resumes is not None:
-            _write(plan, step, record)
+            (plan.options.out / folder).mkdir(parents=True, exist_ok=True)
+        record = {"words": list(job.words), "done": False}
+        if job.resumes is not None:
+            _write(plan, job, record)
         begin = time.monotonic()
         try:
-            said = do(step.command)
-            found = _answers(step) if "--output_path" in step.words else None
-            if "--json" in step.words:
+            said = do(job.command)
+            found = _answers(job) if "--output_path" in job.words else None
+            if "--json" in job.words:
                 found = json.loads(said)
         except (ValueError, OSError) as error:
-            if step.resumes is not None and not step.resumes.exists():
-                _path(plan, step).unlink()
+            if job.resumes is not None and not job.resumes.exists():
+                _path(plan, job).unlink()
             return Outcome(why_not=" ".join(str(error).split()) or repr(error))
         record |= {"done": True, "seconds": round(time.monotonic() - begin, 1), "machine": _machine(), "found": found}
-        _write(plan, step, record)
+        _write(plan, job, record)
     assert record is not None
     return Outcome(record.get("found"), "", record.get("machine", ""))
 
 
-def _answers(step: Step) -> Any:
+def _answers(job: TableJob) -> Any:
     """The newest results that lm-eval left in its folder."""
-    folder = Path(step.words[step.words.index("--output_path") + 1])
+    folder = Path(job.words[job.words.index("--output_path") + 1])
     files = sorted(folder.rglob("results_*.json"), key=lambda path: path.stat().st_mtime)
     if not files:
         raise ValueError(f"lm-eval left no results in {folder}")
     return json.loads(files[-1].read_text())["results"]
 
 
-def _read(planned: Planned, found: Any) -> tuple[float | None, float | None]:
+def _read(entry: TableEntry, found: Any) -> tuple[float | None, float | None]:
     """A value and its standard error, out of what a command printed."""
-    line, measure = planned.line, planned.line.measure
+    line, measure = entry.line, entry.line.measure
     match line.work:
-        case tables.Bound():
+        case paper.Bound():
             (text,) = found["bound"].values()
             best = text["both groups, stratified"]
             return best["perplexity"], best["perplexity_error"]
-        case tables.Texts():
-            (point,) = (point for point in found["genppl"]["points"] if point["steps"] == planned.at)
+        case paper.Texts():
+            (point,) = (point for point in found["genppl"]["points"] if point["steps"] == entry.at)
             quality = point["quality"]
-            if measure == tables.GEN_PPL:
+            if measure == paper.GEN_PPL:
                 return quality["retokenised"]["perplexity"], quality["retokenised"]["perplexity_error"]
-            if measure == tables.ENTROPY:
+            if measure == paper.ENTROPY:
                 return quality["entropy"]["value"], quality["entropy"]["error"]
             return point["tokens_per_second"], None
-        case tables.Pictures():
-            (point,) = (point for point in found["points"] if point["guidance"] == planned.at)
-            name = {tables.FID: "fid", tables.SCORE: "inception_score"}.get(measure)
+        case paper.Pictures():
+            (point,) = (point for point in found["points"] if point["guidance"] == entry.at)
+            name = {paper.FID: "fid", paper.SCORE: "inception_score"}.get(measure)
             if name is None:
                 return point["images_per_second"], None
-            if measure == tables.SCORE and point["quality"][name] is None:
+            if measure == paper.SCORE and point["quality"][name] is None:
                 raise MissingError(f"the feature network {point['quality']['network']} has no logits")
             return point["quality"][name], point["quality"].get(f"{name}_error")
-        case tables.Speed():
-            (result,) = (r for r in found["results"] if planned.at in (r["case"].get("steps"), r["part"]))
-            return result["tokens_per_second" if measure == tables.TOKENS else "sequences_per_second"], None
-        case tables.Answers():
-            task = found.get(planned.at, {})
+        case paper.NetworkSpeed():
+            (result,) = (r for r in found["results"] if entry.at in (r["case"].get("steps"), r["part"]))
+            return result["tokens_per_second" if measure == paper.TOKENS else "sequences_per_second"], None
+        case paper.Downstream():
+            task = found.get(entry.at, {})
             value, error = task.get("acc,none"), task.get("acc_stderr,none")
             return value and 100 * value, 100 * error if isinstance(error, float) else None
-        case tables.Curve():
+        case paper.Curve():
             losses = [one for one in found if "loss" in one]
             late = [one for one in losses if one["step"] > WARM_UP * losses[-1]["step"]]
-            if measure == tables.GRADIENT:
+            if measure == paper.GRADIENT:
                 return max(one["gradient"] for one in late), None
             return max(one["loss"] for one in late) / statistics.median(one["loss"] for one in late), None
 
 
-def _path(plan: Plan, step: Step) -> Path:
-    return plan.request.out / "steps" / f"{step.name}.json"
+def _path(plan: TablePlan, job: TableJob) -> Path:
+    return plan.options.out / "steps" / f"{job.name}.json"
 
 
-def _record(plan: Plan, step: Step) -> dict[str, Any] | None:
-    path = _path(plan, step)
+def _record(plan: TablePlan, job: TableJob) -> dict[str, Any] | None:
+    path = _path(plan, job)
     if not path.exists():
         return None
     try:
@@ -239,8 +230,8 @@ def _record(plan: Plan, step: Step) -> dict[str, Any] | None:
         raise ValueError(f"{path} is not the record of a step: {error!r}") from None
 
 
-def _write(plan: Plan, step: Step, record: dict[str, Any]) -> None:
-    write_aside(_path(plan, step), lambda aside: aside.write_text(json.dumps(record, indent=1) + "\n"))
+def _write(plan: TablePlan, job: TableJob, record: dict[str, Any]) -> None:
+    write_aside(_path(plan, job), lambda aside: aside.write_text(json.dumps(record, indent=1) + "\n"))
 
 
 def _changed(before: list[str], now: list[str]) -> Iterator[str]:

@@ -6,10 +6,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from maskless.bench.case import Case, Sampling, one_of
+from maskless.bench.case import Case, SampleCase, one_of
 from maskless.recipes import Recipe
 
-OPTIONS = {"learning_rate": "lr", "evaluate_every": "evaluate-every", "sample_every": "sample-every"}
+OPTIONS = {"learning_rate": "lr"}  # of commands, where they are not called as the settings
 
 
 @dataclass(frozen=True)
@@ -70,7 +70,7 @@ class Scale:
             return case
         sizes: dict[str, Any] = {"encoder": None, **self.sizes}
         small = replace(case, **sizes)
-        return replace(small, steps=1) if isinstance(small, Sampling) else small
+        return replace(small, steps=1) if isinstance(small, SampleCase) else small
 
     def steps(self, K: int, length: int, most: int) -> int:
         """As many tokens in a step as in the paper: of 1,024 steps for 1,024 tokens, 256 for 256."""

@@ -9,12 +9,11 @@ from typing import Any
 
 from maskless.bench.case import Case
 from maskless.bench.machine import Machine
-
-SAMPLE, FORWARD, BACKWARD, STEP = "sample", "forward", "forward + backward", "optimiser step"
+from maskless.paper.line import IMAGES, MEMORY, SECONDS, SEQUENCES, START_UP, TOKENS
 
 
 @dataclass(frozen=True, kw_only=True)
-class Result:
+class Timing:
     """The timed runs of one case, with the arithmetic and the traffic that were counted for one run."""
 
     case: Case
@@ -38,6 +37,19 @@ class Result:
     @property
     def sequences_per_second(self) -> float:
         return self.case.batch / self.seconds
+
+    def read(self, measure: str) -> float:
+        """One of the measures that the paper and we give figures in."""
+        value = {
+            TOKENS: self.tokens_per_second,
+            SEQUENCES: self.sequences_per_second,
+            IMAGES: self.sequences_per_second,
+            SECONDS: self.seconds,
+            START_UP: self.start_up,
+            MEMORY: self.memory / 2**30,
+        }[measure]
+        assert value is not None, f"{self.part} has no {measure}"
+        return value
 
     @property
     def limit(self) -> float:
