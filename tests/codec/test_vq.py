@@ -139,12 +139,12 @@ def test_a_saved_codec_gives_the_same_tokens_and_pixels(tmp_path):
 
 
 def test_a_save_that_fails_leaves_what_was_there(tmp_path, monkeypatch):
-    def full(*args):
+    def full(*args, **how):
         raise OSError("disk full")
 
     codec, images = make(), noise(1, 3, 8, 8)
     with monkeypatch.context() as patch:
-        patch.setattr(module, "_write_config", full)  # the weights are written, then the disk is full
+        patch.setattr(module.json, "dumps", full)  # the weights are written, then the disk is full
         with pytest.raises(OSError, match="disk full"):
             codec.save(tmp_path / "codec")
     assert list(tmp_path.iterdir()) == []

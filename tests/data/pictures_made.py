@@ -44,7 +44,7 @@ def tar(path: Path, files: dict[str, bytes], prefix: str = "") -> Path:
 
 
 def zipped(path: Path, files: dict[str, bytes], prefix: str = "") -> Path:
-    with zipfile.ZipFile(path, "w") as archive:
+    with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as archive:
         for name, data in files.items():
             archive.writestr(prefix + name, data)
     return path

@@ -19,9 +19,10 @@ import pytest
 from maskless.codec.text import TextCodec, byte_codec
 from maskless.data import prepare as module
 from maskless.data import sources, unpack
-from maskless.data.prepare import in_valid, prepare
+from maskless.data.prepare import prepare
+from maskless.data.split import in_valid
 from maskless.data.tokens import open_tokens
-from maskless.data.unpack import Limits
+from maskless.data.unpack import InputLimits
 
 BYTES = byte_codec()
 DOCUMENTS = [f"document {i} " + "é漢 word " * (i % 17) + "end" for i in range(400)]
@@ -325,6 +326,6 @@ def test_a_line_that_is_too_long_is_named_before_it_is_read(tmp_path):
     (tmp_path / "a.jsonl").write_text("\n".join(lines))
     how = {"codec": BYTES, "length": 4}
     with pytest.raises(ValueError, match=r"a.jsonl, line 2: longer than 150 kB, .*`maskless prepare --max-line`"):
-        prepare([tmp_path / "a.jsonl"], tmp_path / "out", limits=Limits(line=150_000), **how)
+        prepare([tmp_path / "a.jsonl"], tmp_path / "out", limits=InputLimits(line=150_000), **how)
     assert left_in(tmp_path) == {"a.jsonl"}
-    prepare([tmp_path / "a.jsonl"], tmp_path / "out", limits=Limits(line=250_000), **how)
+    prepare([tmp_path / "a.jsonl"], tmp_path / "out", limits=InputLimits(line=250_000), **how)

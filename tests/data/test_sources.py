@@ -8,15 +8,11 @@ import lzma
 import sys
 from pathlib import Path
 
+import packed_made
 import pytest
 
 from maskless.data import sources, unpack
 from maskless.data.sources import Corpus, read
-
-try:
-    import zstandard
-except ImportError:  # an extra
-    zstandard = None
 
 DOCUMENTS = ["one\ntwo", "naïve 漢字 🙂", "x" * 200_000, "last"]
 
@@ -25,9 +21,7 @@ def jsonl(documents, field="text") -> bytes:
     return b"".join(json.dumps({"id": i, field: d}).encode() + b"\n" for i, d in enumerate(documents))
 
 
-PACKERS = {"": bytes, ".gz": gzip.compress, ".xz": lzma.compress}
-if zstandard:
-    PACKERS[".zst"] = zstandard.compress
+PACKERS = {"": bytes} | packed_made.PACKERS
 
 
 def documents(corpus: Corpus) -> list[str]:
@@ -184,9 +178,8 @@ BAD = {
     "deep.jsonl": (b'{"text": "a", "b": ' + b"[" * 100_000, "line 1: not JSON, expected one object per line"),
     "blank.jsonl": (b'\n{"text": ""}\n', "no documents in this file"),
 }
-if zstandard:
-    cut = zstandard.compress(jsonl(["text" * 999]))[:-3]
-    BAD["cut.jsonl.zst"] = (cut, "broken .zst archive (it ends too early)")
+if ".zst" in PACKERS:
+    BAD["cut.jsonl.zst"] = (PACKERS[".zst"](jsonl(["text" * 999]))[:-3], "broken .zst archive (it ends too early)")
     BAD["false.jsonl.zst"] = (jsonl(["text"]), "broken .zst archive")
 
 

@@ -3,39 +3,22 @@
 from __future__ import annotations
 
 import gzip
-import lzma
 import struct
 import tarfile
-import zipfile
 from pathlib import Path
 
 import numpy as np
 import pytest
-from pictures_made import noise, plant, png, tar
+from packed_made import PACKERS
+from pictures_made import noise, plant, png, tar, zipped
 
 from maskless.data import image_files, unpack
 from maskless.data.images import looks_like_images, read_images
 from maskless.data.sources import read
-from maskless.data.unpack import Limits, in_bytes, in_words
-
-try:
-    import zstandard
-except ImportError:  # an extra
-    zstandard = None
-
-PACKERS = {".gz": gzip.compress, ".xz": lzma.compress}
-if zstandard:
-    PACKERS[".zst"] = zstandard.compress
+from maskless.data.unpack import InputLimits, in_bytes, in_words
 
 PICTURES = {f"{name}/{n}.png": png(noise(4, 4, 3, seed=n)) for name in "ab" for n in range(5)}
 SPACE = bytes(200_000)
-
-
-def zipped(path: Path, files: dict[str, bytes]) -> Path:
-    with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as archive:
-        for name, data in files.items():
-            archive.writestr(name, data)
-    return path
 
 
 def idx(path: Path, count: int) -> Path:
@@ -68,7 +51,7 @@ TRAPS = {
 }
 
 
-def read_all(path: Path, limits: Limits = unpack.LIMITS) -> int:
+def read_all(path: Path, limits: InputLimits = unpack.LIMITS) -> int:
     if path.name.startswith(("a.txt", "a.jsonl")):
         return sum(len(chunk.text) for chunk in read([path], limits=limits))
     return sum(1 for _ in read_images([path], limits).pictures(4))
@@ -83,14 +66,14 @@ def test_a_file_that_holds_a_hundred_times_its_size_is_refused_unless_it_is_allo
     with pytest.raises(ValueError, match=says):
         read_all(path)
     with pytest.raises(ValueError, match="more than 150 kB"):
-        read_all(path, Limits(unpacked=150_000))
-    assert read_all(path, Limits(unpacked=300_000)) > 0
+        read_all(path, InputLimits(unpacked=150_000))
+    assert read_all(path, InputLimits(unpacked=300_000)) > 0
     monkeypatch.setattr(unpack, "RATIO", 10_000)
     assert read_all(path) > 0
 
 
 def test_a_tar_that_is_not_packed_has_no_such_limit(tmp_path):
-    assert read_all(tar(tmp_path / "a.tar", PICTURES | {"a/9.png": SPACE}), Limits(unpacked=1)) == len(PICTURES)
+    assert read_all(tar(tmp_path / "a.tar", PICTURES | {"a/9.png": SPACE}), InputLimits(unpacked=1)) == len(PICTURES)
 
 
 @pytest.mark.parametrize("suffix", [".gz", ".xz"])
@@ -99,7 +82,7 @@ def test_text_that_is_all_alike_comes_in_small_stretches(tmp_path, suffix):
     path = tmp_path / f"a.txt{suffix}"
     path.write_bytes(PACKERS[suffix](b" " * 40_000_000))
     with path.open("rb") as raw:
-        blocks = list(map(len, unpack.unpacked(path, raw, Limits())))
+        blocks = list(map(len, unpack.unpacked(path, raw, InputLimits())))
     assert sum(blocks) == 40_000_000
     assert max(blocks) < 30_000_000
 

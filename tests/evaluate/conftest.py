@@ -1,16 +1,42 @@
-"""A judge of text that is small enough for tests."""
+"""A judge of text that is small enough for tests, and the command line as tests call it."""
 
 from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import NamedTuple
 
 import pytest
 import torch
 
+from maskless.cli import main
 from maskless.codec.text import byte_codec
-from maskless.evaluate.judge import Judge, judge
+from maskless.evaluate.judge import Judge
+from maskless.evaluate.judge import judge as read_judge
 
 
-@pytest.fixture(scope="session")
-def judged(tmp_path_factory) -> Judge:
+class Ended(NamedTuple):
+    code: int
+    out: str
+    err: str
+
+
+@pytest.fixture
+def command(capsys, monkeypatch) -> Callable[..., Ended]:
+    """command(*words): how `maskless` ends."""
+
+    def call(*words: object) -> Ended:
+        monkeypatch.setattr(sys, "argv", ["maskless", *map(str, words)])
+        with pytest.raises(SystemExit) as ended:
+            main()
+        return Ended(int(ended.value.code or 0), *capsys.readouterr())
+
+    return call
+
+
+@pytest.fixture(scope="session", name="judge")
+def judge_folder(tmp_path_factory) -> Path:
     """A random GPT-2 over bytes with a context of 40 tokens."""
     transformers = pytest.importorskip("transformers", reason="needs transformers: pip install 'maskless[judge]'")
     torch.manual_seed(0)
@@ -23,4 +49,9 @@ def judged(tmp_path_factory) -> Judge:
     network.save_pretrained(path)
     tokenizer = transformers.PreTrainedTokenizerFast(tokenizer_object=byte_codec().tokenizer, eos_token="<|endoftext|>")
     tokenizer.save_pretrained(path)
-    return judge(str(path))
+    return path
+
+
+@pytest.fixture(scope="session")
+def judged(judge) -> Judge:
+    return read_judge(str(judge))

@@ -7,6 +7,7 @@ import re
 import shutil
 import sys
 import types
+from collections.abc import Callable
 from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
@@ -156,42 +157,49 @@ def test_the_tasks_of_the_paper_exist_in_lm_eval():
         assert harness._with_paper(words) == ["--tasks", harness.PAPER, "-x"]
 
 
-@needs_lm_eval
-def test_a_mistake_is_one_line(monkeypatch, capsys):
-    import lm_eval.__main__ as theirs
+@pytest.fixture
+def run(monkeypatch, capsys):
+    """run(words, evaluate): the one line that the harness ends with when lm-eval's own function is `evaluate`."""
 
-    def fail() -> None:
-        assert sys.argv == ["lm_eval", "--model_args", "pretrained=nowhere", "--model", "maskless"]
-        maskless.load("nowhere")
+    def call(words: list[str], evaluate: Callable[[], None] | None = None) -> str:
+        if evaluate is not None:
+            monkeypatch.setattr("lm_eval.__main__.cli_evaluate", evaluate)
+        monkeypatch.setattr(sys, "argv", ["harness"])
+        with pytest.raises(SystemExit) as ended:
+            harness.main(words)
+        assert ended.value.code == 2
+        return capsys.readouterr().err
 
-    monkeypatch.setattr(sys, "argv", ["harness"])
-    monkeypatch.setattr(theirs, "cli_evaluate", fail)
-    with pytest.raises(SystemExit) as ended:
-        harness.main(["--model_args", "pretrained=nowhere"])
-    assert ended.value.code == 2
-    assert capsys.readouterr().err == "error: 'nowhere' is neither a model folder nor a hub id (owner/name)\n"
-
-
-@needs_lm_eval
-@pytest.mark.parametrize("kind", ["builtins.ConnectionError", "requests.Timeout", "httpx.ConnectError"])
-def test_a_hub_that_cannot_be_reached_is_one_line(kind, monkeypatch, capsys):
-    import lm_eval.__main__ as theirs
-
-    module, _, name = kind.rpartition(".")
-    error = getattr(pytest.importorskip(module), name)("Couldn't reach\nthe hub")
-    monkeypatch.setattr(sys, "argv", ["harness"])
-    monkeypatch.setattr(theirs, "cli_evaluate", partial(give_up, error))
-    with pytest.raises(SystemExit) as ended:
-        harness.main(["--tasks", "paper"])
-    assert ended.value.code == 2
-    assert capsys.readouterr().err == "error: Couldn't reach the hub\n"
-    monkeypatch.setattr(theirs, "cli_evaluate", partial(give_up, RuntimeError("ours")))
-    with pytest.raises(RuntimeError, match="ours"):
-        harness.main(["--tasks", "paper"])
+    return call
 
 
 def give_up(error: Exception) -> None:
     raise error
+
+
+@needs_lm_eval
+def test_a_mistake_is_one_line(run):
+    def fail() -> None:
+        assert sys.argv == ["lm_eval", "--model_args", "pretrained=nowhere", "--model", "maskless"]
+        maskless.load("nowhere")
+
+    said = run(["--model_args", "pretrained=nowhere"], fail)
+    assert said == "error: 'nowhere' is neither a model folder nor a hub id (owner/name)\n"
+
+
+@needs_lm_eval
+@pytest.mark.parametrize("kind", ["builtins.ConnectionError", "requests.Timeout", "httpx.ConnectError"])
+def test_a_hub_that_cannot_be_reached_is_one_line(kind, run):
+    module, _, name = kind.rpartition(".")
+    error = getattr(pytest.importorskip(module), name)("Couldn't reach\nthe hub")
+    assert run(["--tasks", "paper"], partial(give_up, error)) == "error: Couldn't reach the hub\n"
+    with pytest.raises(RuntimeError, match="ours"):
+        run(["--tasks", "paper"], partial(give_up, RuntimeError("ours")))
+
+
+def test_a_missing_harness_is_one_line(monkeypatch, run):
+    monkeypatch.setattr(harness, "find_spec", lambda name: None)
+    assert "pip install 'maskless[lm-eval]'" in run(["--tasks", "paper"])
 
 
 @pytest.mark.parametrize(
@@ -220,15 +228,7 @@ def test_a_scorer_says_what_it_expected(how, says, tiny):
 )
 def test_arguments_that_no_scorer_has_are_named(given, says):
     with pytest.raises(ValueError, match=says):
-        harness.Answers(**given)
-
-
-def test_a_missing_harness_is_one_line(monkeypatch, capsys):
-    monkeypatch.setattr(harness, "find_spec", lambda name: None)
-    with pytest.raises(SystemExit) as ended:
-        harness.main(["--tasks", "paper"])
-    assert ended.value.code == 2
-    assert "pip install 'maskless[lm-eval]'" in capsys.readouterr().err
+        harness.HarnessModel(**given)
 
 
 # What lm-eval asks for, without it

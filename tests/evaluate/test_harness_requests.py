@@ -98,20 +98,21 @@ def test_requests_with_other_settings_are_numbered_on(lm):
     assert answers[0] != answers[1]
 
 
-def test_scores_do_not_depend_on_the_batch_size_and_the_same_request_is_split_anew(model):
+def scores(scorer: Scorer) -> list[float]:
     requests = [(list(b"once"), list(b"upon a"))] * 4 + [(list(b"a"), list(b"time")), (list(b"ab"), list(b"cde"))] * 2
-    found = [[score for score, _ in Scorer(model, batch=b, samples=2).score(requests)] for b in (1, 3, 32)]
+    return [score for score, _ in scorer.score(requests)]
+
+
+def documents(scorer: Scorer) -> list[float]:
+    return scorer.whole([list(b"once upon a time")] * 4)
+
+
+@pytest.mark.parametrize("asked_for", [scores, documents])
+def test_nothing_depends_on_the_batch_size_and_the_same_request_is_split_anew(model, asked_for):
+    found = [asked_for(Scorer(model, batch=b, samples=2)) for b in (1, 3, 32)]
     for other in found[1:]:
         assert other == pytest.approx(found[0], abs=1e-4)
     assert len({round(score, 3) for score in found[0][:4]}) == 4
-
-
-def test_documents_do_not_depend_on_the_batch_size_and_are_split_on_their_own(model):
-    rows = [list(b"once upon a time")] * 3
-    found = [Scorer(model, batch=b, samples=2).whole(rows) for b in (1, 2, 32)]
-    for other in found[1:]:
-        assert other == pytest.approx(found[0], abs=1e-4)
-    assert len({round(score, 3) for score in found[0]}) == 3
 
 
 @needs_lm_eval

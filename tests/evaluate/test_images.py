@@ -19,7 +19,7 @@ from torch import Tensor
 from torch.distributed import TCPStore
 
 from maskless.evaluate.images import (
-    Seen,
+    SeenImages,
     Statistics,
     fid,
     inception_score,
@@ -284,10 +284,10 @@ def test_a_quality_names_its_network_and_its_sizes():
     assert (found.precision, found.recall) == precision_recall(real.features, made.features)
     assert (found.images, found.reference, found.network, found.sha256) == (40, 60, "toy", "0" * 64)
     assert json.loads(json.dumps(found.as_dict()))["standard"] is False
-    less = quality(Seen(made.statistics), Seen(real.statistics), TOY)
+    less = quality(SeenImages(made.statistics), SeenImages(real.statistics), TOY)
     assert (less.fid, less.inception_score, less.precision) == (found.fid, None, None)
     with pytest.raises(ValueError, match="statistics of the network sha256 111111111111, not sha256 000000000000"):
-        quality(Seen(dataclasses.replace(made.statistics, network="1" * 64)), real, TOY)
+        quality(SeenImages(dataclasses.replace(made.statistics, network="1" * 64)), real, TOY)
 
 
 def test_two_processes_see_what_one_sees(tmp_path):

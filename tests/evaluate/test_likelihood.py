@@ -75,7 +75,7 @@ def every(rows: TokenRows, count: int) -> np.ndarray:
     return np.unique(np.linspace(0, len(rows) - 1, count).astype(np.int64))
 
 
-class Part:
+class Part(TokenRows):
     """Some of the rows; remembers those it was asked for."""
 
     def __init__(self, rows: TokenRows, numbers: Sequence[int]):

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import json
-import sys
+from collections.abc import Callable
+from functools import partial
+from typing import Any
 
 import pytest
 import torch
 from torch import Tensor, nn
 
 from maskless.checkpoint import Model
-from maskless.cli import main
 from maskless.codec.vq import PixelCodec
 from maskless.evaluate.leak import leak
 from maskless.nn.maskgit import MaskGIT, MaskGITConfig
@@ -54,60 +55,49 @@ def test_no_network_of_pictures_leaks_and_all_see_what_they_may(kind):
     assert found.seen > 0.9
 
 
-class Leaking(nn.Module):
-    """A network that adds to the predictions of every problem a little of what the next problem knows."""
-
-    def __init__(self, network: nn.Module):
-        super().__init__()
-        self.network = network
-
-    def forward(self, problems: Problems) -> Tensor:
-        assert problems.labels is not None
-        told = torch.zeros(len(problems)).index_add(0, problems.offsets.owner, problems.tokens.float()).roll(-1, 0)
-        return self.network(problems) + 1e-2 * told[problems.target_offsets.owner, None]
+def leaking(forward: Callable[..., Tensor], *given: Any) -> Tensor:
+    """Adds to the predictions of every problem a little of what the next problem knows."""
+    problems: Problems = given[-1]
+    assert problems.labels is not None
+    told = torch.zeros(len(problems)).index_add(0, problems.offsets.owner, problems.tokens.float()).roll(-1, 0)
+    return forward(*given) + 1e-2 * told[problems.target_offsets.owner, None]
 
 
 @pytest.mark.parametrize("kind", ["pgm", "maskgit"])
 def test_a_network_of_pictures_that_leaks_is_found_out(kind):
-    found = leak(Leaking(make(kind)), codes(), vocab=CODES, objective=pgm_arccos, labels=LABELS)
+    network = make(kind)
+    network.forward = partial(leaking, network.forward)
+    found = leak(network, codes(), vocab=CODES, objective=pgm_arccos, labels=LABELS)
     assert not found.tight
     assert found.moved > found.predictions / 2
     assert found.furthest > 0
 
 
 @pytest.fixture
-def command(capsys, monkeypatch, tmp_path):
-    """command(network, *words): the exit code, stdout and stderr of `maskless evaluate` on a model of pictures."""
+def probed(command, tmp_path):
+    """probed(network, *words): how `maskless evaluate` ends on a model of pictures."""
 
     def call(network: nn.Module, *words: object) -> tuple[int, str, str]:
         names = tuple(f"class {i}" for i in range(CLASSES))
         Model(network, PixelCodec(CODES), "image", names).save_pretrained(tmp_path / "model")
-        monkeypatch.setattr(sys, "argv", ["maskless", "evaluate", str(tmp_path / "model"), *map(str, words)])
-        with pytest.raises(SystemExit) as ended:
-            main()
-        return int(ended.value.code or 0), *capsys.readouterr()
+        return command("evaluate", tmp_path / "model", *words)
 
     return call
 
 
 @pytest.mark.parametrize("kind", ["pgm", "maskgit"])
-def test_the_command_probes_a_model_of_pictures(kind, command):
-    code, shown, said = command(make(kind), "--what", "leak", "--sequences", 6, "--json")
+def test_the_command_probes_a_model_of_pictures(kind, probed):
+    code, shown, said = probed(make(kind), "--what", "leak", "--sequences", 6, "--json")
     assert code == 0, said
     found = json.loads(shown)["leak"]
     assert (found["tight"], found["moved"], found["predictions"]) == (True, 0, 6 * 9)
     assert found["seen"] > 0.9
 
 
-def test_the_command_finds_a_leak_out(command, monkeypatch):
-    plain = PartitionTransformer.forward
-
-    def leaking(self: nn.Module, problems: Problems) -> Tensor:
-        other = torch.zeros(len(problems)).index_add(0, problems.offsets.owner, problems.tokens.float()).roll(-1, 0)
-        return plain(self, problems) + 1e-2 * other[problems.target_offsets.owner, None]
-
-    monkeypatch.setattr(PartitionTransformer, "forward", leaking)
-    code, shown, said = command(make("pgm"), "--what", "leak")
+def test_the_command_finds_a_leak_out(probed, monkeypatch):
+    forward = PartitionTransformer.forward
+    monkeypatch.setattr(PartitionTransformer, "forward", lambda *given: leaking(forward, *given))
+    code, shown, said = probed(make("pgm"), "--what", "leak")
     assert code == 0, said
     assert "YES" in shown
 
@@ -123,8 +113,8 @@ def test_the_command_finds_a_leak_out(command, monkeypatch):
         ("--what bound,leak", "--what bound,leak: expected leak or nothing"),
     ],
 )
-def test_what_pictures_do_not_have_is_one_line(words, says, command):
-    code, shown, said = command(make("pgm"), *words.split())
+def test_what_pictures_do_not_have_is_one_line(words, says, probed):
+    code, shown, said = probed(make("pgm"), *words.split())
     assert (code, shown) == (2, "")
     assert says in said
     assert said.count("\n") == 1

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import sys
 from pathlib import Path
 
 import numpy as np
@@ -12,7 +11,6 @@ import torch
 from PIL import Image
 from torch import Tensor, nn
 
-from maskless.cli import main
 from maskless.codec.vq import PixelCodec, to_images
 from maskless.data.image_prepare import prepare_images
 from maskless.evaluate import sets
@@ -63,18 +61,12 @@ class Means(nn.Module):
 
 
 @pytest.fixture
-def fid(tmp_path, monkeypatch, capsys):
+def fid(command, tmp_path):
     """The command `fid` through a small network: how it ended."""
     torch.jit.script(Means()).save(str(tmp_path / "means.pt"))
-
-    def run(*words: object) -> tuple[int, str, str]:
-        seen = ["--features", tmp_path / "means.pt", "--feature-input", "pixels", "--json"]
-        monkeypatch.setattr(sys, "argv", ["maskless", "fid", *map(str, [*words, *seen])])
-        with pytest.raises(SystemExit) as ended:
-            main()
-        return int(ended.value.code or 0), *capsys.readouterr()
-
-    return run
+    return lambda *words: command(
+        "fid", *words, "--features", tmp_path / "means.pt", "--feature-input", "pixels", "--json"
+    )
 
 
 def test_the_command_line_takes_the_share(photos, parted, fid):

@@ -10,12 +10,13 @@ import torch
 from PIL import Image
 from test_images import TOY, pictures
 
-from maskless.evaluate.images import Seen, fid, look
-from maskless.evaluate.sweep import Point, Watch, plot, sweep, table
+from maskless.evaluate.images import SeenImages, fid, look
+from maskless.evaluate.points import Watch
+from maskless.evaluate.sweep import ImagePoint, plot, sweep, table
 
 
 @pytest.fixture(scope="module")
-def real() -> Seen:
+def real() -> SeenImages:
     return look([pictures(60, 9)], TOY)
 
 
@@ -69,7 +70,7 @@ def test_figures_made_otherwise_are_not_taken_for_ours(sample, calls, real, tmp_
     path = tmp_path / "sweep.json"
     list(sweep(sample, [1], TOY, real, path, settings={"steps": 8}))
     calls.clear()
-    other = Seen(look([pictures(61, 9)], TOY).statistics)
+    other = SeenImages(look([pictures(61, 9)], TOY).statistics)
     for what, arguments in {
         "steps 8, not 16": (TOY, real, {"steps": 16}),
         "reference": (TOY, other, {"steps": 8}),
@@ -101,10 +102,10 @@ def test_a_reference_is_known_by_its_mean_and_its_covariance(sample, calls, real
     others += [dataclasses.replace(one, scatter=(one.scatter + one.scatter.diag().diag()) / 2)]  # of the same trace
     for other in others:
         with pytest.raises(ValueError, match=r"sweep.json was made with reference \[60, .*: name another file"):
-            list(sweep(sample, [1], TOY, Seen(other), path))
+            list(sweep(sample, [1], TOY, SeenImages(other), path))
     noise = 1 + 1e-7 * torch.linspace(-1, 1, len(one.mean), dtype=torch.float64)  # what another device adds
     near = dataclasses.replace(one, mean=one.mean * noise, scatter=one.scatter * noise.outer(noise))
-    list(sweep(sample, [1], TOY, Seen(near), path))
+    list(sweep(sample, [1], TOY, SeenImages(near), path))
     assert calls == []
 
 
@@ -156,7 +157,7 @@ def test_without_logits_the_score_is_refused_unless_it_is_not_asked_for(sample, 
 
 def test_the_speed_is_that_of_drawing_and_of_warm_batches(monkeypatch):
     now = [0.0]
-    monkeypatch.setattr("maskless.evaluate.sweep.time.perf_counter", lambda: now[0])
+    monkeypatch.setattr("time.perf_counter", lambda: now[0])
 
     def batches(*seconds):
         for each in seconds:
@@ -180,7 +181,7 @@ def test_guidance_is_a_number(sample, real, tmp_path):
 
 
 @pytest.fixture
-def points(sample, real, tmp_path) -> list[Point]:
+def points(sample, real, tmp_path) -> list[ImagePoint]:
     kept = look([pictures(60, 9)], TOY, keep=True)
     return list(sweep(sample, [2, 0, 1], TOY, kept, tmp_path / "sweep.json"))
 

@@ -2,49 +2,23 @@
 
 from __future__ import annotations
 
-import importlib.util
 import json
 import re
 import shlex
 import shutil
-import sys
 from pathlib import Path
-from typing import NamedTuple
 
 import pytest
-import torch
 import typer
 from typer.main import get_command
 
 from maskless.checkpoint import Model
-from maskless.cli import app, main
+from maskless.cli import app
 from maskless.codec.text import byte_codec
 from maskless.data.prepare import prepare
 from maskless.data.toy import write
 
 DOCUMENT = Path(__file__).parents[2] / "docs" / "evaluation.md"
-needs_transformers = pytest.mark.skipif(
-    importlib.util.find_spec("transformers") is None,
-    reason="transformers is not installed: pip install 'maskless[judge]'",
-)
-
-
-class Ended(NamedTuple):
-    code: int
-    out: str
-    err: str
-
-
-@pytest.fixture
-def command(capsys, monkeypatch):
-    def call(*words: object) -> Ended:
-        monkeypatch.setattr(sys, "argv", ["maskless", *map(str, words)])
-        with pytest.raises(SystemExit) as ended:
-            main()
-        out, err = capsys.readouterr()
-        return Ended(int(ended.value.code or 0), out, err)
-
-    return call
 
 
 @pytest.fixture(scope="module")
@@ -65,20 +39,7 @@ def folder(tmp_path_factory, tiny) -> Path:
     return path
 
 
-@pytest.fixture(scope="module")
-def judge(folder) -> Path:
-    transformers = pytest.importorskip("transformers")
-    torch.manual_seed(0)
-    sizes = {"n_positions": 32, "n_embd": 16, "n_layer": 1, "n_head": 2}
-    transformers.GPT2LMHeadModel(transformers.GPT2Config(vocab_size=257, **sizes)).save_pretrained(folder / "judge")
-    tokenizer = transformers.PreTrainedTokenizerFast(
-        tokenizer_object=byte_codec().tokenizer, eos_token="<|endoftext|>", bos_token="<|endoftext|>"
-    )
-    tokenizer.save_pretrained(folder / "judge")
-    return folder / "judge"
-
-
-def found(ended: Ended) -> dict:
+def found(ended) -> dict:
     assert ended.code == 0, ended.err
     return strictly(ended.out)
 
@@ -107,7 +68,6 @@ def test_bounds_of_other_texts_are_in_bits_too(folder, command):
     assert found(command("evaluate", folder / "pgm", *given, "--json")) == results
 
 
-@needs_transformers
 def test_generative_perplexity_is_kept_in_a_file(folder, judge, command, tmp_path, monkeypatch):
     to = tmp_path / "points.json"
     given = ["evaluate", folder / "pgm", "--what", "genppl", "--judge", judge, "--texts", 3, "--steps", "4,16"]
@@ -134,7 +94,6 @@ def test_generative_perplexity_is_kept_in_a_file(folder, judge, command, tmp_pat
     assert "was made with texts 3, not 2: name another file" in command(*given, "--texts", 2).err
 
 
-@needs_transformers
 def test_points_of_other_data_or_of_another_tokenizer_are_not_taken_for_ours(folder, judge, command, tmp_path):
     """Though the names of the files are the same."""
     to, text, bare = tmp_path / "points.json", tmp_path / "real.txt", shutil.copytree(folder / "pgm", tmp_path / "bare")
@@ -161,7 +120,6 @@ def test_points_of_other_data_or_of_another_tokenizer_are_not_taken_for_ours(fol
     assert "points.json was made with layout packed, not padded" in command(*given).err
 
 
-@needs_transformers
 def test_speeds_of_other_batches_say_so(folder, judge, command, tmp_path):
     """The texts are the same, so their figures are kept."""
     given = ["evaluate", folder / "pgm", "--what", "genppl", "--judge", judge, "--texts", 4]
@@ -176,7 +134,6 @@ def test_speeds_of_other_batches_say_so(folder, judge, command, tmp_path):
     assert points[1]["drawn"] == first["drawn"].replace("batch 1", "batch 4")
 
 
-@needs_transformers
 def test_a_causal_model_is_judged_at_its_own_steps(folder, judge, command):
     given = ["evaluate", folder / "ar", "--what", "genppl", "--judge", judge, "--texts", 2, "--json"]
     assert [point["steps"] for point in found(command(*given))["genppl"]["points"]] == [16]
@@ -195,7 +152,6 @@ def test_the_error_of_one_sequence_is_unknown(folder, command):
     assert [one["bits_per_byte_error"] for text in bits.values() for one in text.values()] == [None, None, None]
 
 
-@needs_transformers
 def test_the_errors_of_one_text_are_unknown_in_its_file_too(folder, judge, command, monkeypatch):
     to = folder / "one.json"
     given = ["evaluate", folder / "pgm", "--what", "genppl", "--judge", judge, "--texts", 1, "--steps", 4, "--out", to]

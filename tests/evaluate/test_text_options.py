@@ -64,15 +64,14 @@ def test_the_score_of_a_short_target_is_its_likelihood(joint, m):
 
 
 def test_the_score_of_a_longer_target_is_its_likelihood_on_average(joint):
-    request = ([1], [2, 0, 1])
-    found = torch.tensor([options.conditional(oracle(joint), [request], samples=3, seed=s)[0] for s in range(300)])
-    assert abs(float(found.mean()) - log_p(joint, *request)) < 4 * float(found.std()) / math.sqrt(300) + 1e-6
-
-
-def test_errors_of_many_requests_average_out_one_at_a_time_too(joint):
-    request = ([1], [2, 0, 1])
-    found = torch.tensor(options.conditional(oracle(joint), [request] * 300, samples=3, batch=1))
-    assert abs(float(found.mean()) - log_p(joint, *request)) < 4 * float(found.std()) / math.sqrt(300) + 1e-6
+    """Over seeds, and over requests of one call, one at a time too."""
+    request, network = ([1], [2, 0, 1]), oracle(joint)
+    for scores in (
+        [options.conditional(network, [request], samples=3, seed=seed)[0] for seed in range(300)],
+        options.conditional(network, [request] * 300, samples=3, batch=1),
+    ):
+        found = torch.tensor(scores)
+        assert abs(float(found.mean()) - log_p(joint, *request)) < 4 * float(found.std()) / math.sqrt(300) + 1e-6
 
 
 def test_a_conditional_score_has_less_variance_than_the_joint_form(joint):

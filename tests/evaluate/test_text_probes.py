@@ -130,13 +130,8 @@ def test_a_leaking_network_is_found_out(tiny):
     assert found.moved > found.predictions / 2
     assert found.furthest > 0
     assert found.error < 0.2
-
-
-def test_a_leak_of_gradients_alone_is_found_out(tiny):
-    """What is too small to move a float32 logit still has a gradient."""
     found = leak(Leaking(tiny("position"), 1e-12), rows(4), vocab=V - 1)
-    assert found.gradient is not None
-    assert found.gradient > 0
+    assert found.gradient  # what is too small to move a float32 logit still has one
     assert not found.tight
 
 
@@ -224,14 +219,8 @@ def test_the_variance_is_that_of_all_splits(tiny):
         t, u = torch.tensor([(n + 0.5) / 3], dtype=torch.float64), torch.tensor([order], dtype=torch.float64)
         cost = loss(network, pgm_exact(tokens, t, u, torch.ones_like(tokens, dtype=torch.bool))) / 3
         found = torch.autograd.grad(cost, parameters, allow_unused=True)
-        gradients.append(
-            torch.cat(
-                [
-                    torch.zeros_like(p).flatten() if g is None else g.flatten()
-                    for p, g in zip(parameters, found, strict=True)
-                ]
-            ).double()
-        )
+        each = [torch.zeros_like(p) if g is None else g for p, g in zip(parameters, found, strict=True)]
+        gradients.append(torch.cat([g.flatten() for g in each]).double())
     every = torch.stack(gradients)
     expected, signal = float((every - every.mean(0)).square().sum(1).mean()), float(every.mean(0).square().sum())
     measured = gradient_variance(network, tokens, pgm_exact, "pgm-exact", pairs=100)

@@ -23,7 +23,7 @@ from maskless.cli.serve import serve
 from maskless.version import __version__
 
 if TYPE_CHECKING:
-    from maskless.data.unpack import Limits
+    from maskless.data.unpack import InputLimits
 
 
 class Commands(TyperGroup):
@@ -91,10 +91,10 @@ def prepare(
     maskless prepare photos/ --out data/photos --codec runs/codec --size 64
     """
     from maskless.codec.text import codec
-    from maskless.data.unpack import Limits, in_bytes
+    from maskless.data.unpack import InputLimits, in_bytes
 
     said = run_options.given({"unpacked": max_unpacked, "line": max_line})
-    limits = Limits(**{name: in_bytes(value) for name, value in said.items()})
+    limits = InputLimits(**{name: in_bytes(value) for name, value in said.items()})
     of_text = {"tokenizer": tokenizer, "vocab": vocab, "length": length, "layout": layout, "field": field}
     of_text |= {"max-line": max_line}
     are_images = image_codec is not None or _are_images(inputs, limits)
@@ -296,7 +296,7 @@ app.command("train-codec")(train_codec)
 app.add_typer(bench, name="bench", cls=Commands)
 
 
-def _are_images(inputs: list[str], limits: Limits) -> bool:
+def _are_images(inputs: list[str], limits: InputLimits) -> bool:
     from maskless.data.images import looks_like_images
 
     local = [

@@ -17,10 +17,10 @@ from maskless.files import json_text
 
 if TYPE_CHECKING:
     from maskless.checkpoint import Model
-    from maskless.evaluate.images import Seen
+    from maskless.evaluate.images import SeenImages
     from maskless.evaluate.inception import Features
     from maskless.evaluate.sets import Real
-    from maskless.evaluate.sweep import Point
+    from maskless.evaluate.sweep import ImagePoint
 
 FEATURES = Annotated[
     str | None, typer.Option(help="Pictures: the file of a feature network, or torch-fidelity (default).")
@@ -232,7 +232,7 @@ def _evaluate_pictures(
         _show_points(points, to, as_json)
 
 
-def _show_points(points: list[Point], to: Path, as_json: bool) -> None:
+def _show_points(points: list[ImagePoint], to: Path, as_json: bool) -> None:
     """Figures on stdout, and a curve beside their file where there are several."""
     from maskless.evaluate.sweep import plot, table
 
@@ -288,7 +288,7 @@ def fid(
     show.qualities(found)
 
 
-def _look(pictures: Real, network: Features, size: int, channels: int, keep: Path | None = None) -> Seen:
+def _look(pictures: Real, network: Features, size: int, channels: int, keep: Path | None = None) -> SeenImages:
     """What the network sees in real pictures, with a bar; `keep`: a file for their statistics."""
     from accelerate import PartialState
 

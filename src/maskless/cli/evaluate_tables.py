@@ -13,7 +13,7 @@ from maskless.terminal import Screen
 from maskless.train.report import or_unknown
 
 if TYPE_CHECKING:
-    from maskless.evaluate.genppl import Mean, Point
+    from maskless.evaluate.genppl import Mean, TextPoint
     from maskless.evaluate.leak import Leak
     from maskless.evaluate.likelihood import Likelihood
     from maskless.evaluate.variance import Variance
@@ -49,7 +49,7 @@ def _perplexity(found: Likelihood | None) -> str:
 SAMPLED = ("Gen-PPL", "Gen-PPL, raw tokens", "entropy", "distinct-1/2/3/4", "longest repeat", "MAUVE", "tokens/s")
 
 
-def _cells(point: Point, way: str = "") -> list[str]:
+def _cells(point: TextPoint, way: str = "") -> list[str]:
     q = point.quality
     distinct = " / ".join(f"{mean.value:.3f}" for mean in q.distinct.values())
     repeat, speed = (
@@ -60,7 +60,7 @@ def _cells(point: Point, way: str = "") -> list[str]:
     return [*perplexities, _number(q.entropy), distinct, repeat, _number(q.mauve), speed]
 
 
-def points(found: list[Point], said: str, to: Path | None) -> None:
+def points(found: list[TextPoint], said: str, to: Path | None) -> None:
     """Samples by steps; where they were not all drawn in one way (batch, device), each speed says in which."""
     apart = len({point.drawn for point in found if point.tokens_per_second is not None}) > 1
     ways = [f" ({point.drawn or 'batch unknown'})" if apart else "" for point in found]
@@ -74,7 +74,7 @@ def points(found: list[Point], said: str, to: Path | None) -> None:
         show.err.print(f"figures: {to}", highlight=False, markup=False, soft_wrap=True)
 
 
-def orders(rows: list[tuple[str, int, Likelihood, Point]]) -> None:
+def orders(rows: list[tuple[str, int, Likelihood, TextPoint]]) -> None:
     cells = [
         [order, str(K), _perplexity(bound), _pm(bound.nats, bound.error, 4), *_cells(point)]
         for order, K, bound, point in rows

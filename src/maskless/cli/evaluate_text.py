@@ -16,8 +16,8 @@ from maskless.files import json_text
 
 if TYPE_CHECKING:
     from maskless.checkpoint import Model
-    from maskless.evaluate.corpora import Corpus
-    from maskless.evaluate.genppl import Point, Sample
+    from maskless.evaluate.corpora import TextSet
+    from maskless.evaluate.genppl import Sample, TextPoint
     from maskless.evaluate.judge import Judge
     from maskless.evaluate.likelihood import Likelihood
 
@@ -139,7 +139,7 @@ def _bar(what: str, total: int) -> Any:
     return show.bar(what, total, shown=PartialState().is_main_process)
 
 
-def _bound(model: Model, corpora: list[Corpus], asked: Asked) -> Measured:
+def _bound(model: Model, corpora: list[TextSet], asked: Asked) -> Measured:
     from maskless.evaluate.likelihood import likelihood, over_rows
     from maskless.evaluate.orders import EXACT, exactly, in_gaps
     from maskless.nn.partition import chains
@@ -202,7 +202,7 @@ def _judge(model: Model, asked: Asked, otherwise: str | None) -> Judge | None:
     return None if name is None else judge(name, device=model.device)
 
 
-def _genppl(model: Model, corpora: list[Corpus], asked: Asked) -> Measured:
+def _genppl(model: Model, corpora: list[TextSet], asked: Asked) -> Measured:
     from maskless.evaluate.genppl import mauve_installed, sweep
     from maskless.evaluate.judge import DEFAULT
     from maskless.evaluate.orders import drawing
@@ -232,7 +232,7 @@ def _genppl(model: Model, corpora: list[Corpus], asked: Asked) -> Measured:
         reference=features,
         keep_texts=bool(asked.given.get("save-texts")),
     )
-    points: list[Point] = show.sweeping(swept, len(numbers), n, lambda point: f"{point.steps} steps")
+    points: list[TextPoint] = show.sweeping(swept, len(numbers), n, lambda point: f"{point.steps} steps")
     said = f"{n:,} texts, {order or 'the default'} order; judge {judge.name}" + (
         "" if features is not None or not real else "; MAUVE: not installed"
     )
@@ -241,7 +241,7 @@ def _genppl(model: Model, corpora: list[Corpus], asked: Asked) -> Measured:
 
 
 def _conditions(
-    model: Model, judge: Judge, corpora: list[Corpus], real: list[Sample] | None, asked: Asked, *, mauve: bool
+    model: Model, judge: Judge, corpora: list[TextSet], real: list[Sample] | None, asked: Asked, *, mauve: bool
 ) -> dict[str, Any]:
     """What the figures of samples depend on, but for the steps, which each point has."""
     from maskless.checkpoint import digest
@@ -261,7 +261,7 @@ def _sha256(text: str) -> str:
     return hashlib.sha256(text.encode()).hexdigest()
 
 
-def _orders(model: Model, corpora: list[Corpus], asked: Asked) -> Measured:
+def _orders(model: Model, corpora: list[TextSet], asked: Asked) -> Measured:
     from maskless.evaluate.genppl import sweep
     from maskless.evaluate.likelihood import check_positive, likelihood, over_rows
     from maskless.evaluate.orders import NAMES, along, drawing
@@ -274,7 +274,7 @@ def _orders(model: Model, corpora: list[Corpus], asked: Asked) -> Measured:
     check_positive(samples=samples, texts=n)
     judge = _judge(model, asked, None)
     sizes: dict[str, Any] = {"sequences": sequences, "batch": batch, "seed": asked.seed, "pad": corpus.pad}
-    rows: list[tuple[str, int, Likelihood, Point]] = []
+    rows: list[tuple[str, int, Likelihood, TextPoint]] = []
     for order in NAMES:
         for K in steps:
             network = model.network
@@ -298,7 +298,7 @@ def _orders(model: Model, corpora: list[Corpus], asked: Asked) -> Measured:
     return Measured({"orders": found}, lambda: tables.orders(rows))
 
 
-def _leak(model: Model, corpora: list[Corpus], asked: Asked) -> Measured:
+def _leak(model: Model, corpora: list[TextSet], asked: Asked) -> Measured:
     import torch
 
     from maskless.evaluate.leak import leak
@@ -317,7 +317,7 @@ def _leak(model: Model, corpora: list[Corpus], asked: Asked) -> Measured:
     return Measured(found.as_dict(), lambda: tables.leak(found))
 
 
-def _variance(model: Model, corpora: list[Corpus], asked: Asked) -> Measured:
+def _variance(model: Model, corpora: list[TextSet], asked: Asked) -> Measured:
     from maskless.evaluate.likelihood import check_positive, spread
     from maskless.evaluate.variance import gradient_variance, objectives_of
 

@@ -19,7 +19,7 @@ from maskless.train.report import or_unknown
 if TYPE_CHECKING:
     from maskless.data.tokens import Prepared
     from maskless.drafts import Step
-    from maskless.evaluate.images import Quality
+    from maskless.evaluate.images import ImageQuality
     from maskless.train.run import RunConfig
 
 P = TypeVar("P")
@@ -70,7 +70,7 @@ def training(folder: Path, config: RunConfig) -> None:
     out.print(f"curve: {folder / 'loss.png'}   {tried}", highlight=False, markup=False, soft_wrap=True)
 
 
-def qualities(found: Quality) -> None:
+def qualities(found: ImageQuality) -> None:
     """A table of what two sets of pictures have in common."""
     from maskless.evaluate.sweep import described
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import dataclasses
 import json
 from collections.abc import Callable
+from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -19,7 +20,7 @@ import torch.nn.functional as F
 from safetensors.torch import save_file
 from torch import Tensor, nn
 
-from maskless.codec.vq_blocks import GROUPS, Decoder, Encoder
+from maskless.codec.vq_blocks import GROUPS, ImageDecoder, ImageEncoder
 from maskless.files import whole_folder, write_aside
 from maskless.nn import autocast
 from maskless.nn.sizes import check_fields, whole
@@ -90,6 +91,10 @@ class Codebook(nn.Module):
         rows = max(1, TABLE // vectors.shape[1])
         return torch.cat([(part @ vectors).argmax(-1) for part in latents.split(rows)])
 
+    def indices(self, latents: Tensor) -> Tensor:
+        """The nearest code at each place.  (B, E, h, w), normalised -> (B, h, w)"""
+        return self.nearest(latents.permute(0, 2, 3, 1).flatten(0, 2)).view(-1, *latents.shape[2:])
+
     def lookup(self, indices: Tensor) -> Tensor:
         """(B, h, w) -> (B, E, h, w)"""
         return F.normalize(self.embedding(indices).float(), dim=-1).permute(0, 3, 1, 2)
@@ -98,8 +103,7 @@ class Codebook(nn.Module):
         """(B, E, h, w), in float32 whatever the network computes in."""
         with autocast(latents.device, enabled=False):
             latents = F.normalize(latents.float(), dim=1)
-            B, _, h, w = latents.shape
-            indices = self.nearest(latents.permute(0, 2, 3, 1).flatten(0, 2)).view(B, h, w)
+            indices = self.indices(latents)
             codes = self.lookup(indices)
             through = latents - latents.detach() + codes.detach()
             codebook = F.mse_loss(codes, latents.detach())
@@ -123,23 +127,12 @@ class VQ(nn.Module):
     def __init__(self, config: VQConfig):
         super().__init__()
         self.config = config
+        self.codes, self.factor, self.channels = config.codes, config.factor, config.channels
         sizes = (config.channels, config.widths, config.blocks, config.latent)
-        self.encoder, self.decoder = Encoder(*sizes), Decoder(*sizes)
+        self.encoder, self.decoder = ImageEncoder(*sizes), ImageDecoder(*sizes)
         self.quantize = Codebook(config.codes, config.code_width)
         self.quant_conv = nn.Conv2d(config.latent, config.code_width, 1)
         self.post_quant_conv = nn.Conv2d(config.code_width, config.latent, 1)
-
-    @property
-    def codes(self) -> int:
-        return self.config.codes
-
-    @property
-    def factor(self) -> int:
-        return self.config.factor
-
-    @property
-    def channels(self) -> int:
-        return self.config.channels
 
     @property
     def device(self) -> torch.device:
@@ -162,9 +155,7 @@ class VQ(nn.Module):
     def encode(self, images: Tensor) -> Tensor:
         """(B, C, H, W) in [-1, 1] -> (B, h, w)"""
         check_images(images, self.channels, self.factor)
-        latents = F.normalize(self.latents(images.to(self.device, torch.float32)), dim=1)
-        B, _, h, w = latents.shape
-        return self.quantize.nearest(latents.permute(0, 2, 3, 1).flatten(0, 2)).view(B, h, w)
+        return self.quantize.indices(F.normalize(self.latents(images.to(self.device, torch.float32)), dim=1))
 
     @torch.no_grad()
     def decode(self, indices: Tensor) -> Tensor:
@@ -175,13 +166,7 @@ class VQ(nn.Module):
     def save(self, folder: str | Path) -> None:
         """Write config.json and model.safetensors; a new folder appears whole, in an old one each file does."""
         state = {name: value.contiguous() for name, value in self.state_dict().items()}
-        config = {"kind": "vq", "codec": dataclasses.asdict(self.config)}
-
-        def write(folder: Path) -> None:
-            write_aside(folder / "model.safetensors", lambda path: save_file(state, path, {"format": "pt"}))
-            _write_config(folder, config)
-
-        _in_folder(Path(folder), write)
+        _save(Path(folder), {"kind": "vq", "codec": dataclasses.asdict(self.config)}, state)
 
 
 class PixelCodec(nn.Module):
@@ -195,11 +180,7 @@ class PixelCodec(nn.Module):
         if not few or levels**channels > MOST_CODES:
             expected = f"2 levels or more, 1 channel or more, at most {MOST_CODES:,} tokens"
             raise ValueError(f"{levels} levels of {channels} channel(s): expected {expected}")
-        self.levels, self.channels = levels, channels
-
-    @property
-    def codes(self) -> int:
-        return self.levels**self.channels
+        self.levels, self.channels, self.codes = levels, channels, levels**channels
 
     def encode(self, images: Tensor) -> Tensor:
         """(B, C, H, W) in [-1, 1] -> (B, H, W)"""
@@ -214,8 +195,7 @@ class PixelCodec(nn.Module):
         return levels * (2 / (self.levels - 1)) - 1
 
     def save(self, folder: str | Path) -> None:
-        config = {"kind": "pixels", "codec": {"levels": self.levels, "channels": self.channels}}
-        _in_folder(Path(folder), lambda folder: _write_config(folder, config))
+        _save(Path(folder), {"kind": "pixels", "codec": {"levels": self.levels, "channels": self.channels}})
 
     def _places(self, device: torch.device) -> Tensor:
         powers = torch.arange(self.channels - 1, -1, -1, device=device)
@@ -288,14 +268,9 @@ def _kind(values: Tensor) -> str:
     return f"{str(values.dtype).removeprefix('torch.')} of shape {tuple(values.shape)}"
 
 
-def _write_config(folder: Path, config: dict[str, Any]) -> None:
-    write_aside(folder / "config.json", lambda path: path.write_text(json.dumps(config, indent=2) + "\n"))
-
-
-def _in_folder(folder: Path, write: Callable[[Path], None]) -> None:
-    """Let `write` fill a folder; one that is new is filled aside and renamed into place."""
-    if folder.is_dir():
-        write(folder)
-        return
-    with whole_folder(folder) as aside:
-        write(aside)
+def _save(folder: Path, config: dict[str, Any], state: dict[str, Tensor] | None = None) -> None:
+    """Write a codec into a folder; one that is new is filled aside and renamed into place."""
+    with nullcontext(folder) if folder.is_dir() else whole_folder(folder) as place:
+        if state is not None:
+            write_aside(place / "model.safetensors", lambda path: save_file(state, path, {"format": "pt"}))
+        write_aside(place / "config.json", lambda path: path.write_text(json.dumps(config, indent=2) + "\n"))

@@ -68,59 +68,39 @@ class Double(nn.Module):
 
 
 class Level(nn.Module):
-    """Residual blocks at one resolution; at the lowest, an attention after each."""
+    """Residual blocks at one resolution; at the lowest, an attention after each; then, by its name, what leads on."""
 
-    def __init__(self, inner: int, outer: int, blocks: int, *, lowest: bool):
+    def __init__(self, inner: int, outer: int, blocks: int, *, lowest: bool, **onward: type[nn.Module]):
         super().__init__()
         self.res = nn.ModuleList(ResBlock(inner if i == 0 else outer, outer) for i in range(blocks))
         self.attn = nn.ModuleList(Attention(outer) for _ in range(blocks if lowest else 0))
+        self.onward = tuple(onward)
+        for name, make in onward.items():
+            self.add_module(name, make(outer))
 
     def forward(self, x: Tensor) -> Tensor:
         for i, block in enumerate(self.res):
             x = block(x)
             if len(self.attn):
                 x = self.attn[i](x)
+        for name in self.onward:
+            x = self.get_submodule(name)(x)
         return x
-
-
-class DownLevel(Level):
-    """A level of the encoder; all but the lowest end at half the resolution."""
-
-    def __init__(self, inner: int, outer: int, blocks: int, *, lowest: bool):
-        super().__init__(inner, outer, blocks, lowest=lowest)
-        self.downsample = nn.Identity() if lowest else Halve(outer)
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.downsample(super().forward(x))
-
-
-class UpLevel(Level):
-    """A level of the decoder; all but the highest end at twice the resolution."""
-
-    def __init__(self, inner: int, outer: int, blocks: int, *, lowest: bool, highest: bool):
-        super().__init__(inner, outer, blocks, lowest=lowest)
-        self.upsample = nn.Identity() if highest else Double(outer)
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.upsample(super().forward(x))
 
 
 def middle(width: int) -> nn.ModuleList:
     return nn.ModuleList([ResBlock(width, width), Attention(width), ResBlock(width, width)])
 
 
-class Encoder(nn.Module):
+class ImageEncoder(nn.Module):
     """Images to latents.  (B, C, H, W) -> (B, Z, h, w)"""
 
     def __init__(self, channels: int, widths: list[int], blocks: int, latent: int):
         super().__init__()
         self.conv_in = nn.Conv2d(channels, widths[0], 3, padding=1)
-        before = [widths[0], *widths[:-1]]
-        last = len(widths) - 1
-        self.conv_blocks = nn.ModuleList(
-            DownLevel(inner, outer, blocks, lowest=i == last)
-            for i, (inner, outer) in enumerate(zip(before, widths, strict=True))
-        )
+        levels = [*zip([widths[0], *widths], widths, strict=False)]  # all but the lowest end at half the resolution
+        halved = [Level(*sizes, blocks, lowest=False, downsample=Halve) for sizes in levels[:-1]]
+        self.conv_blocks = nn.ModuleList([*halved, Level(*levels[-1], blocks, lowest=True)])
         self.mid = middle(widths[-1])
         self.norm_out = norm(widths[-1])
         self.conv_out = nn.Conv2d(widths[-1], latent, 3, padding=1)
@@ -132,20 +112,16 @@ class Encoder(nn.Module):
         return self.conv_out(F.silu(self.norm_out(x)))
 
 
-class Decoder(nn.Module):
+class ImageDecoder(nn.Module):
     """Latents to images, with one residual block more at each level.  (B, Z, h, w) -> (B, C, H, W)"""
 
     def __init__(self, channels: int, widths: list[int], blocks: int, latent: int):
         super().__init__()
         self.conv_in = nn.Conv2d(latent, widths[-1], 3, padding=1)
         self.mid = middle(widths[-1])
-        outers = widths[::-1]
-        before = [outers[0], *outers[:-1]]
-        last = len(outers) - 1
-        self.conv_blocks = nn.ModuleList(
-            UpLevel(inner, outer, blocks + 1, lowest=i == 0, highest=i == last)
-            for i, (inner, outer) in enumerate(zip(before, outers, strict=True))
-        )
+        levels = [*zip([widths[-1], *widths[::-1]], widths[::-1], strict=False)]  # all but the last double it
+        doubled = [Level(*sizes, blocks + 1, lowest=i == 0, upsample=Double) for i, sizes in enumerate(levels[:-1])]
+        self.conv_blocks = nn.ModuleList([*doubled, Level(*levels[-1], blocks + 1, lowest=False)])
         self.norm_out = norm(widths[0])
         self.conv_out = nn.Conv2d(widths[0], channels, 3, padding=1)
 

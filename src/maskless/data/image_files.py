@@ -2,35 +2,31 @@
 
 from __future__ import annotations
 
-import bz2
-import gzip
 import lzma
 import os
 import struct
-import sys
 import tarfile
 import zipfile
 import zlib
+from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path, PurePosixPath
-from typing import IO, Any, NamedTuple, Protocol
+from typing import IO, Any, NamedTuple
 
 import numpy as np
 
 from maskless.data.image_pixels import decode
-from maskless.data.unpack import AT_ONCE, LIMITS, Bounded, Limits, in_words, too_much
+from maskless.data.unpack import AT_ONCE, LIMITS, InputLimits, bounded, in_words, too_much
 
 PICTURES = (".jpg", ".jpeg", ".png", ".bmp", ".webp", ".gif", ".tif", ".tiff", ".ppm", ".pgm")
 TARS = (".tar", ".tar.gz", ".tgz", ".tar.xz", ".txz", ".tar.bz2", ".tbz2")
 UNLABELLED = -1
 # A folder's name, and the side it is for. Of those for validation the first that is there counts.
 TRAIN, HELD_OUT = "train", ("val", "valid", "validation", "test")
-# How a packed tar begins, and what reads it.
-_PACKED: dict[bytes, Callable[[IO[bytes]], Any]] = {b"\x1f\x8b": gzip.open, b"BZh": bz2.open, b"\xfd7zXZ": lzma.open}
 
 
 class Entry(NamedTuple):
@@ -47,7 +43,7 @@ class Entry(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Source:
+class ImageSource:
     """One input: `entries` starts reading it from the beginning.  counts: pictures of each split."""
 
     classes: tuple[str, ...]
@@ -58,15 +54,21 @@ class Source:
 # Stores: files by name
 
 
-class Store(Protocol):
+class Store(ABC):
     """A tree of files."""
 
-    path: Path
+    def __init__(self, path: Path, limits: InputLimits = LIMITS) -> None:
+        self.path, self.limits = path, limits
 
-    def most(self, name: str) -> int: ...  # bytes that a packed file in it may hold
+    def most(self, name: str = "") -> int:
+        """Bytes that a packed file in it, or itself, may hold."""
+        return self.limits.of(self.path)
 
+    @abstractmethod
     def walk(self) -> Iterator[str]: ...  # the names of visible files, folders joined by /
+    @abstractmethod
     def open(self, name: str) -> IO[bytes]: ...
+    @abstractmethod
     def each(self) -> Iterator[tuple[str, Callable[[], bytes]]]: ...  # names and what reads them, now or later
 
 
@@ -74,13 +76,10 @@ def _visible(name: str) -> bool:
     return not any(part.startswith((".", "__MACOSX")) for part in PurePosixPath(name).parts)
 
 
-class Folder:
+class Folder(Store):
     """The files under a folder, sorted."""
 
-    def __init__(self, path: Path, limits: Limits = LIMITS) -> None:
-        self.path, self.limits = path, limits
-
-    def most(self, name: str) -> int:
+    def most(self, name: str = "") -> int:
         return self.limits.of(self.path / name)
 
     def walk(self) -> Iterator[str]:
@@ -138,24 +137,11 @@ def whole(where: object) -> Iterator[None]:
         raise ValueError(f"{where}: the file is broken or cut off ({reason})") from error
 
 
-class _Archive:
-    """A file with files in it."""
-
-    def __init__(self, path: Path, limits: Limits = LIMITS) -> None:
-        self.path, self.limits = path, limits
-
-    def most(self, _: str = "") -> int:
-        return self.limits.of(self.path)
-
-
-class Tar(_Archive):
+class Tar(Store):
     """The files of a tar archive, packed or not, in the order in which they lie there."""
 
     def _tar(self, raw: IO[bytes]) -> tarfile.TarFile:
-        begins = raw.read(5)
-        raw.seek(0)
-        unpack = next((unpack for magic, unpack in _PACKED.items() if begins.startswith(magic)), None)
-        stream = Bounded(unpack(raw), self.most(), self.path) if unpack else Bounded(raw, sys.maxsize, self.path)
+        stream: Any = bounded(raw, self.most(), self.path)
         return tarfile.open(fileobj=stream, mode="r:")
 
     def _members(self) -> Iterator[tuple[tarfile.TarFile, tarfile.TarInfo, str]]:
@@ -187,7 +173,7 @@ class Tar(_Archive):
             yield name, partial(_checked, data)
 
 
-class Zip(_Archive):
+class Zip(Store):
     """The files of a zip archive, sorted."""
 
     def _open(self) -> zipfile.ZipFile:
@@ -219,7 +205,7 @@ class Zip(_Archive):
             raise ValueError(str(error)) from error
 
 
-def store(path: Path, limits: Limits = LIMITS) -> Store | None:
+def store(path: Path, limits: InputLimits = LIMITS) -> Store | None:
     """What holds the files at a path, None if that is neither a folder nor an archive."""
     if path.is_dir():
         return Folder(path, limits)
@@ -304,10 +290,10 @@ def _check_classes(classes: Mapping[str | None, set[str]], path: Path) -> None:
         raise ValueError(f"{path}: its validation split has {what}, which its train split does not have")
 
 
-def tree(files: Store, folders: Folders) -> Source:
+def tree(files: Store, folders: Folders) -> ImageSource:
     """The pictures of a folder or an archive."""
     found, counts = layout(folders, files.path)
-    return Source(tuple(found.labels), counts, partial(_entries, files, found))
+    return ImageSource(tuple(found.labels), counts, partial(_entries, files, found))
 
 
 def _entries(files: Store, found: Layout) -> Iterator[Entry]:
@@ -320,7 +306,7 @@ def _decoded(read: Callable[[], Any]) -> np.ndarray:
     return decode(read())
 
 
-def single(path: Path) -> Source:
+def single(path: Path) -> ImageSource:
     """One picture file."""
     entry = Entry(str(path), UNLABELLED, None, lambda: decode(Folder(path.parent).read(path.name)))
-    return Source((), {None: 1}, lambda: iter([entry]))
+    return ImageSource((), {None: 1}, lambda: iter([entry]))

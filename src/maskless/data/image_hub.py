@@ -10,25 +10,11 @@ from typing import Any
 
 import numpy as np
 
-from maskless.data import sources
-from maskless.data.image_files import UNLABELLED, Entry, Source
+from maskless.data import hub
+from maskless.data.image_files import UNLABELLED, Entry, ImageSource
 from maskless.data.image_pixels import decode
 
 _LABELS = ("label", "labels", "fine_label", "class", "target")  # of whole numbers, where no column names its classes
-
-
-def _splits(given: str) -> list[tuple[str | None, Any]]:
-    """The splits of a data set to read, by side; its validation or test split is held out if no split is named."""
-    name, _, split = given.partition(":")
-    place, _, config = name.partition("@")
-    load = partial(sources._load, place, None, config or None)
-    if split:
-        return [(None, load(split))]
-    names = load(None)
-    if "train" not in names:
-        raise ValueError(f"the data set {place!r} has no split 'train'; add :SPLIT with one of {', '.join(names)}")
-    held_out = next((name for name in ("validation", "valid", "test") if name in names), None)
-    return [("train", load("train")), *([("valid", load(held_out))] if held_out else [])]
 
 
 def _image_column(data: Any) -> str | None:
@@ -43,12 +29,12 @@ def _label_column(data: Any) -> str | None:
 
 def has_images(given: str) -> bool:
     """Whether a data set has a column of images."""
-    return any(_image_column(data) for _, data in _splits(given))
+    return any(_image_column(data) for _, data in hub.splits(given))
 
 
-def dataset(given: str) -> Source:
+def dataset(given: str) -> ImageSource:
     """The pictures of NAME[@CONFIG][:SPLIT], with the names of their classes if it tells them, or else numbers."""
-    splits = _splits(given)
+    splits = list(hub.splits(given))
     first = splits[0][1]
     column, labels = _image_column(first), _label_column(first)
     if column is None:
@@ -65,7 +51,7 @@ def dataset(given: str) -> Source:
         counts[side] += len(data)
     if not counts.total():
         raise ValueError(f"the data set {given!r} has no pictures")
-    return Source(classes, counts, partial(_entries, given, splits, column, labels))
+    return ImageSource(classes, counts, partial(_entries, given, splits, column, labels))
 
 
 def _entries(given: str, splits: Sequence[tuple[str | None, Any]], column: str, labels: str | None) -> Iterator[Entry]:

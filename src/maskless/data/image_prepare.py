@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
 from itertools import islice
 from pathlib import Path
-from typing import Any, Self
+from typing import IO
 
 import numpy as np
 
@@ -24,11 +24,11 @@ from maskless.data.image_tokens import (
     holds_images,
     label_path,
     open_images,
-    write_index,
 )
-from maskless.data.images import VALID, WORKERS, read_images
-from maskless.data.tokens import DTYPES, SPLITS, bin_path, dtype_for
-from maskless.data.unpack import LIMITS, Limits
+from maskless.data.images import WORKERS, read_images
+from maskless.data.split import VALID
+from maskless.data.tokens import DTYPES, SPLITS, bin_path, check_target, dtype_for
+from maskless.data.unpack import LIMITS, InputLimits
 from maskless.files import whole_folder
 
 NAMED = 20  # broken pictures that the index names; the others are counted
@@ -36,65 +36,37 @@ NAMED = 20  # broken pictures that the index names; the others are counted
 Progress = Callable[[int, int, int], None]  # pictures seen, pictures to see, those of them left out as broken
 
 
-class _Writer:
-    """Token files and label files that grow; mirrored rows wait in a file of their own, to follow all the others."""
+class _Side:
+    """The rows of one split on their way to disk, and their labels; mirrored rows wait aside, to follow the others."""
 
-    def __init__(self, folder: Path, dtype: str, labelled: bool) -> None:
-        self.folder, self.dtype, self.labelled = folder, DTYPES[dtype], labelled
-        self.pictures, self.mirrored = dict.fromkeys(SPLITS, 0), dict.fromkeys(SPLITS, 0)
-        self.stack = ExitStack()
-        self.files: dict[Path, Any] = {}
-        for name in SPLITS:
-            self._append(bin_path(folder, name), b"")
-            if labelled:
-                self._append(label_path(folder, name), b"")
+    def __init__(self, folder: Path, name: str, dtype: str, stack: ExitStack) -> None:
+        self.folder, self.name, self.dtype = folder, name, DTYPES[dtype]
+        self.file: IO[bytes] = stack.enter_context(bin_path(folder, name).open("wb"))
+        self.aside = folder / f"{name}.mirrored"
+        self.waiting: IO[bytes] = stack.enter_context(self.aside.open("w+b"))
+        self.labels, self.mirrored = [np.empty(0, LABELS)], 0
 
-    def __enter__(self) -> Self:
-        return self
+    def add(self, rows: np.ndarray, labels: np.ndarray) -> None:
+        """rows (n, L), labels (n,)"""
+        self.file.write(rows.astype(self.dtype).tobytes())
+        self.labels.append(labels.astype(LABELS))
 
-    def __exit__(self, *error: object) -> None:
-        self.stack.close()
+    def mirror(self, rows: np.ndarray) -> None:
+        self.waiting.write(rows.astype(self.dtype).tobytes())
+        self.mirrored += len(rows)
 
-    def _append(self, path: Path, data: bytes) -> None:
-        if path not in self.files:
-            self.files[path] = self.stack.enter_context(path.open("w+b"))
-        self.files[path].write(data)
-
-    def add(self, split: str, rows: np.ndarray, labels: np.ndarray, mirrored: np.ndarray | None) -> None:
-        """rows (n, L), labels (n,), mirrored (n, L)"""
-        self._append(bin_path(self.folder, split), rows.astype(self.dtype).tobytes())
-        if self.labelled:
-            self._append(label_path(self.folder, split), labels.astype(LABELS).tobytes())
-        self.pictures[split] += len(rows)
-        if mirrored is not None:
-            self._append(self._waiting(split), mirrored.astype(self.dtype).tobytes())
-            self.mirrored[split] += len(mirrored)
-
-    def _waiting(self, split: str) -> Path:
-        return self.folder / f"{split}.mirrored"
-
-    def finish(self) -> None:
-        """Puts the mirrored rows behind the others, their labels once more."""
-        for split in SPLITS:
-            if not self.mirrored[split]:
-                continue
-            waiting = self.files[self._waiting(split)]
-            waiting.seek(0)
-            shutil.copyfileobj(waiting, self.files[bin_path(self.folder, split)])
-            if self.labelled:
-                labels = self.files[label_path(self.folder, split)]
-                labels.seek(0)
-                again = labels.read()  # 4 bytes a picture
-                labels.write(again)
-            self._waiting(split).unlink()
-
-    def splits(self, length: int) -> dict[str, ImageSplit]:
-        """What was written in all."""
-        for name, count in self.pictures.items():
-            if not count:
-                raise ValueError(f"no pictures for the {name} split: give more of them, or two splits")
-        rows = {name: count + self.mirrored[name] for name, count in self.pictures.items()}
-        return {n: ImageSplit(rows=rows[n], tokens=rows[n] * length, pictures=self.pictures[n]) for n in SPLITS}
+    def finish(self, length: int, labelled: bool) -> ImageSplit:
+        """What was written in all: the mirrored rows follow the others, their labels once more."""
+        labels = np.concatenate(self.labels)
+        pictures, rows = len(labels), len(labels) + self.mirrored
+        if not pictures:
+            raise ValueError(f"no pictures for the {self.name} split: give more of them, or two splits")
+        self.waiting.seek(0)
+        shutil.copyfileobj(self.waiting, self.file)
+        self.aside.unlink()
+        if labelled:
+            label_path(self.folder, self.name).write_bytes(np.resize(labels, rows).tobytes())
+        return ImageSplit(rows=rows, tokens=rows * length, pictures=pictures)
 
 
 def _rows(codec: ImageCodec, pixels: np.ndarray) -> tuple[np.ndarray, tuple[int, int]]:
@@ -125,34 +97,7 @@ def _batches(pictures: Iterator[tuple[np.ndarray, int, str]], batch: int) -> Ite
         yield np.stack(squares), np.array(labels), np.array(sides)
 
 
-def _write(
-    batches: Iterator[tuple[np.ndarray, ...]],
-    codec: ImageCodec,
-    out: _Writer,
-    flips: bool,
-    report: Callable[[int], None],
-) -> tuple[int, int]:
-    """Encodes all pictures into the files of a folder; returns the grid. Validation pictures are never mirrored."""
-    grid, done = (0, 0), 0
-    for squares, labels, sides in batches:
-        rows, grid = _rows(codec, squares)
-        for split in SPLITS:
-            these = sides == split
-            if these.any():
-                mirror = flips and split == "train"
-                mirrored = _rows(codec, squares[these, :, ::-1].copy())[0] if mirror else None
-                out.add(split, rows[these], labels[these], mirrored)
-        done += len(squares)
-        report(done)
-    out.finish()
-    return grid
-
-
-def _check_target(target: Path, overwrite: bool) -> None:
-    if not target.exists() or (target.is_dir() and not any(target.iterdir())):
-        return
-    if not overwrite:
-        raise ValueError(f"{target} exists already: choose another folder, or say overwrite=True (--overwrite)")
+def _check_ours(target: Path) -> None:
     if not holds_images(target):
         raise ValueError(f"{target}: not a folder of prepared pictures, so it is not overwritten")
 
@@ -169,7 +114,7 @@ def prepare_images(
     batch: int = 64,
     workers: int = WORKERS,
     overwrite: bool = False,
-    limits: Limits = LIMITS,
+    limits: InputLimits = LIMITS,
     on_progress: Progress | None = None,
 ) -> PreparedImages:
     """The folder `out`, with train.bin, valid.bin, their labels, index.json and the codec.
@@ -186,7 +131,7 @@ def prepare_images(
     if batch < 1:
         raise ValueError(f"batch is {batch}: expected 1 or more")
     target = Path(out).resolve()
-    _check_target(target, overwrite)
+    check_target(target, overwrite, _check_ours)
     images = read_images(inputs, limits)
     broken, dtype = _Broken(), dtype_for(codec.codes + 2)
 
@@ -198,8 +143,19 @@ def prepare_images(
         pictures = images.pictures(
             size, valid=valid, filter=filter, channels=codec.channels, workers=workers, on_broken=broken
         )
-        with _Writer(folder, dtype, bool(images.classes)) as writer:
-            grid = _write(_batches(pictures, batch), codec, writer, flips, report)
+        grid, done = (0, 0), 0
+        with ExitStack() as stack:
+            sides = {name: _Side(folder, name, dtype, stack) for name in SPLITS}
+            for squares, labels, names in _batches(pictures, batch):
+                rows, grid = _rows(codec, squares)
+                for name, side in sides.items():
+                    these = names == name
+                    side.add(rows[these], labels[these])
+                    if flips and name == "train" and these.any():  # validation pictures are never mirrored
+                        side.mirror(_rows(codec, squares[these, :, ::-1].copy())[0])
+                done += len(squares)
+                report(done)
+            splits = {name: side.finish(1 + grid[0] * grid[1], bool(images.classes)) for name, side in sides.items()}
         prepared = PreparedImages(
             folder=folder,
             size=size,
@@ -213,8 +169,8 @@ def prepare_images(
             skipped=broken.count,
             broken=tuple(broken.lines),
             sources=images.names,
-            splits=writer.splits(1 + grid[0] * grid[1]),
+            splits=splits,
         )
         codec.save(folder / CODEC)
-        write_index(prepared)
+        prepared.write()
     return open_images(out)

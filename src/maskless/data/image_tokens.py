@@ -7,8 +7,8 @@ With K codes, the tokens are 0 to K-1, the mask is K and BOS is K+1, as in the r
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +16,7 @@ import numpy as np
 import torch
 
 from maskless.codec.vq import ImageCodec, read_codec
-from maskless.data.tokens import DTYPES, INDEX, SPLITS, TokenRows, bin_path, check_size
+from maskless.data.tokens import INDEX, Described, TokenRows, bin_path, check_size
 
 KIND = "images-1"  # stands where the index of prepared text has its number
 CODEC = "codec"
@@ -33,13 +33,16 @@ class ImageSplit:
 
 
 @dataclass(frozen=True, kw_only=True)
-class PreparedImages:
+class PreparedImages(Described):
     """What the index of a folder of prepared pictures says.
 
     size: pixels a side.  grid: tokens, (h, w).  classes: names by label, () if there are none.
     flips: whether the second half of the train rows mirrors the first.  skipped: how many pictures were broken, and
     broken: the first of them, a line each.
     """
+
+    FORMAT, HOLDS, MADE_OF, SPLIT = KIND, "pictures", "pictures", ImageSplit
+    TUPLES = ("grid", "classes", "broken", "sources")
 
     folder: Path
     size: int
@@ -57,8 +60,12 @@ class PreparedImages:
 
     eos = pad = None  # as prepared text may have
 
+    def __post_init__(self) -> None:
+        if len(self.grid) != 2:
+            raise ValueError(f"grid {self.grid}, expected height and width")
+
     @property
-    def length(self) -> int:
+    def length(self) -> int:  # type: ignore[override]
         return 1 + self.grid[0] * self.grid[1]
 
     @property
@@ -79,14 +86,20 @@ class PreparedImages:
 
     def split(self, name: str) -> ImageTokens:
         """The rows of "train" or "valid"."""
-        if name not in self.splits:
-            raise ValueError(f"no split {name!r} in {self.folder}: expected {' or '.join(self.splits)}")
+        self.check_split(name)
         rows, classes = self.splits[name].rows, len(self.classes)
         return ImageTokens(bin_path(self.folder, name), self.dtype, rows, self.length, classes, self.codes)
+
+    def sizes(self) -> Iterator[tuple[Path, int]]:
+        yield from super().sizes()
+        for name, split in self.splits.items() if self.classes else ():
+            yield label_path(self.folder, name), split.rows * LABELS.itemsize
 
 
 class ImageTokens(TokenRows):
     """The rows of one token file and their labels, read from disk as they are asked for; classes, codes: how many."""
+
+    given = 1  # BOS
 
     def __init__(self, path: Path, dtype: str, rows: int, length: int, classes: int, codes: int | None = None) -> None:
         super().__init__(path, dtype, rows, length, codes)
@@ -105,7 +118,6 @@ class ImageTokens(TokenRows):
             raise ValueError(f"{self.path}: a row begins with {wrong[0]}, expected {self.vocab + 1} for BOS")
 
     def labels(self, indices: Sequence[int] | np.ndarray | torch.Tensor) -> torch.Tensor | None:
-        """The labels of some rows, None if the pictures have no classes.  (n,) -> (n,) int64"""
         if self._labels is None:
             return None
         check_size(self._labels, self.labelled)
@@ -119,9 +131,6 @@ def label_path(folder: Path, split: str) -> Path:
     return folder / f"{split}.labels.bin"
 
 
-# The index
-
-
 def holds_images(folder: str | Path) -> bool:
     """Whether a folder was made by `prepare_images`, by its index alone."""
     try:
@@ -132,35 +141,6 @@ def holds_images(folder: str | Path) -> bool:
 
 def open_images(folder: str | Path) -> PreparedImages:
     """The folder that `prepare_images` made, its files checked against its index."""
-    folder = Path(folder)
-    path = folder / INDEX
     if not holds_images(folder):
         raise ValueError(f"{folder}: not a folder of prepared pictures; make one with `maskless prepare`")
-    try:
-        fields = json.loads(path.read_text(encoding="utf-8"))
-        del fields["format"]
-        fields["splits"] = {name: ImageSplit(**fields["splits"][name]) for name in SPLITS}
-        for name in ("grid", "classes", "broken", "sources"):
-            fields[name] = tuple(fields[name])
-        prepared = PreparedImages(folder=folder, **fields)
-        if prepared.dtype not in DTYPES or len(prepared.grid) != 2:
-            raise ValueError(f"dtype {prepared.dtype!r}, grid {prepared.grid}")
-    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
-        raise ValueError(f"{path}: not an index of prepared pictures ({error})") from error
-    for name, split in prepared.splits.items():
-        _check_file(bin_path(folder, name), split.rows * prepared.length * DTYPES[prepared.dtype].itemsize)
-        if prepared.classes:
-            _check_file(label_path(folder, name), split.rows * LABELS.itemsize)
-    return prepared
-
-
-def _check_file(path: Path, wanted: int) -> None:
-    size = path.stat().st_size if path.is_file() else 0
-    if size != wanted:
-        raise ValueError(f"{path}: {size:,} bytes, but {INDEX} says {wanted:,}; prepare the pictures again")
-
-
-def write_index(prepared: PreparedImages) -> None:
-    """Writes index.json into the folder that it describes."""
-    fields = {"format": KIND} | {k: v for k, v in asdict(prepared).items() if k != "folder"}
-    (prepared.folder / INDEX).write_text(json.dumps(fields, indent=2) + "\n", encoding="utf-8")
+    return PreparedImages.read(Path(folder)).checked()

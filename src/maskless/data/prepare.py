@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from fractions import Fraction
@@ -13,17 +12,18 @@ import numpy as np
 
 from maskless.codec.text import TextCodec, train_bpe
 from maskless.data.sources import Chunk, Corpus, read
+from maskless.data.split import VALID, share_of, side_of
 from maskless.data.tokens import (
     DTYPES,
     SPLITS,
     Prepared,
     SplitIndex,
     bin_path,
+    check_target,
     dtype_for,
     read_index,
-    write_index,
 )
-from maskless.data.unpack import LIMITS, Limits
+from maskless.data.unpack import LIMITS, InputLimits
 from maskless.files import whole_folder
 
 BPE_CHARACTERS = 100_000_000  # as much text as a vocabulary is learnt from
@@ -33,24 +33,8 @@ BATCH_CHUNKS = 1 << 13
 Progress = Callable[[int, int, int], None]  # bytes read, bytes to read, tokens so far
 
 
-# The split
-
-
-def in_valid(unit: int, valid: Fraction) -> bool:
-    """Whether a unit is held out: one of every 1/valid in a row, which one by a hash.
-
-    Of the first stretch it is always the second unit, so that an input of two already has something held out.
-    """
-    stretch = unit * valid.numerator // valid.denominator
-    first, end = (-(-s * valid.denominator // valid.numerator) for s in (stretch, stretch + 1))
-    if stretch == 0:
-        return unit == min(1, end - 1)
-    digest = hashlib.blake2b(str(stretch).encode(), digest_size=8).digest()
-    return unit == first + int.from_bytes(digest, "big") % (end - first)
-
-
 def _side(chunk: Chunk, valid: Fraction) -> str:
-    return chunk.split or ("valid" if in_valid(chunk.unit, valid) else "train")
+    return chunk.split or side_of(chunk.unit, valid)
 
 
 # Layouts: documents in, rows out
@@ -241,23 +225,13 @@ def _indices(splits: Mapping[str, Rows], valid: float) -> dict[str, SplitIndex]:
     return found
 
 
-def _check_options(codec: TextCodec | None, vocab: int | None, length: int, layout: str, valid: float) -> None:
+def _check_options(codec: TextCodec | None, vocab: int | None, length: int, layout: str) -> None:
     if layout not in LAYOUTS:
         raise ValueError(f"unknown layout {layout!r}: expected {', '.join(LAYOUTS)}")
     if (codec is None) == (vocab is None):
         raise ValueError("give either a codec, or the vocab of one to learn from the text")
     if length < 3:
         raise ValueError(f"length is {length}: expected 3 or more")
-    if not 1e-6 <= valid <= 0.5:
-        raise ValueError(f"valid is {valid}: expected a share above 0, at most 0.5")
-
-
-def _check_target(out: Path, overwrite: bool) -> None:
-    if not out.exists() or (out.is_dir() and not any(out.iterdir())):
-        return
-    if not overwrite:
-        raise ValueError(f"{out} exists already: choose another folder, or say overwrite=True (--overwrite)")
-    read_index(out)  # raises for anything that is not ours to replace
 
 
 def prepare(
@@ -268,10 +242,10 @@ def prepare(
     vocab: int | None = None,
     length: int,
     layout: str = "packed",
-    valid: float = 0.05,
+    valid: float = VALID,
     field: str = "text",
     overwrite: bool = False,
-    limits: Limits = LIMITS,
+    limits: InputLimits = LIMITS,
     on_progress: Progress | None = None,
 ) -> Path:
     """The folder `out`, with train.bin, valid.bin, index.json and tokenizer.json.
@@ -281,11 +255,11 @@ def prepare(
     limits: how large the input may turn out to be.
     on_progress: called with bytes read, bytes to read and tokens so far.  `out` appears when all is done or never.
     """
-    _check_options(codec, vocab, length, layout, valid)
+    _check_options(codec, vocab, length, layout)
+    share = share_of(valid)
     target = Path(out).resolve()
-    _check_target(target, overwrite)
+    check_target(target, overwrite, read_index)
     corpus = read(inputs, field=field, limits=limits)
-    share = Fraction(valid).limit_denominator(1_000_000)
     passes = 1 if codec else 2
 
     def report(consumed: int, tokens: int = 0) -> None:
@@ -313,5 +287,5 @@ def prepare(
             splits=_indices(splits, valid),
         )
         codec.save(folder)
-        write_index(index)
+        index.write()
     return Path(out)

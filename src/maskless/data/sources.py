@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import codecs
-import errno
 import io
 import json
 from collections.abc import Callable, Iterator, Sequence
@@ -12,9 +11,10 @@ from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from maskless.data import hub
 from maskless.data.cuts import Cut, at_line_ends, between_words, evenly
 from maskless.data.detokenize import detokenize
-from maskless.data.unpack import LIMITS, Limits, extra, in_words, kind, unpacked
+from maskless.data.unpack import LIMITS, InputLimits, in_words, kind, unpacked
 
 PIECE = 1 << 16  # characters: the longest piece of a plain text file; of another document it has up to four times this
 SHORTEST_PIECE = 1 << 10
@@ -48,7 +48,7 @@ Part = tuple[str, bool, int]  # a chunk before its source has a place among othe
 
 
 @dataclass(frozen=True)
-class Source:
+class TextSource:
     """One file, or one split of a data set: `parts` starts reading it from the beginning."""
 
     size: int
@@ -61,7 +61,7 @@ class Corpus:
     """Sources one after another.  names: what the user gave, without folders.  total: bytes, as they lie on disk."""
 
     names: tuple[str, ...]
-    sources: tuple[Source, ...]
+    sources: tuple[TextSource, ...]
 
     @property
     def total(self) -> int:
@@ -78,7 +78,7 @@ class Corpus:
             before += source.size
 
 
-def read(inputs: Sequence[str | Path], *, field: str = "text", limits: Limits = LIMITS) -> Corpus:
+def read(inputs: Sequence[str | Path], *, field: str = "text", limits: InputLimits = LIMITS) -> Corpus:
     """The documents of files, folders and data sets, which can be gone through any number of times.
 
     A text file is one document, in pieces cut at line ends; a JSON lines file has a document in `field` of each line;
@@ -99,7 +99,7 @@ def read(inputs: Sequence[str | Path], *, field: str = "text", limits: Limits = 
     return Corpus(tuple(names), tuple(sources))
 
 
-def _resolve(given: str | Path, field: str, limits: Limits, alone: bool) -> tuple[str, list[Source]]:
+def _resolve(given: str | Path, field: str, limits: InputLimits, alone: bool) -> tuple[str, list[TextSource]]:
     name, _, place = given.partition(":") if isinstance(given, str) else ("", "", "")
     if name in _NAMED:
         return name, list(_NAMED[name](place, field))
@@ -126,7 +126,7 @@ def _under(folder: Path) -> list[Path]:
     return files
 
 
-def _file(path: Path, field: str, limits: Limits, alone: bool) -> Source:
+def _file(path: Path, field: str, limits: InputLimits, alone: bool) -> TextSource:
     if not path.is_file():
         raise ValueError(f"{path}: not a file")
     if kind(path)[0] in (".csv", ".tsv", ".parquet"):
@@ -135,13 +135,15 @@ def _file(path: Path, field: str, limits: Limits, alone: bool) -> Source:
     if size == 0:
         raise ValueError(f"{path}: the file is empty")
     if kind(path)[0] in JSON_SUFFIXES:
-        return Source(size, partial(_documents, path, field, limits))
+        return TextSource(size, partial(_documents, path, field, limits))
     if alone and size < TINY and not kind(path)[1]:
-        return Source(size, partial(_pieces, path, limits, max(TINY_PIECE, size // TINY_PIECES), evenly))
-    return Source(size, partial(_pieces, path, limits, min(PIECE, max(SHORTEST_PIECE, size // PIECES)), at_line_ends))
+        return TextSource(size, partial(_pieces, path, limits, max(TINY_PIECE, size // TINY_PIECES), evenly))
+    return TextSource(
+        size, partial(_pieces, path, limits, min(PIECE, max(SHORTEST_PIECE, size // PIECES)), at_line_ends)
+    )
 
 
-def _blocks(path: Path, limits: Limits) -> Iterator[tuple[bytes, int]]:
+def _blocks(path: Path, limits: InputLimits) -> Iterator[tuple[bytes, int]]:
     """Stretches of what is in a file, and how far the reading of the file itself has come."""
     found = False
     with path.open("rb") as raw:
@@ -154,7 +156,7 @@ def _blocks(path: Path, limits: Limits) -> Iterator[tuple[bytes, int]]:
         raise ValueError(f"{path}: the file is empty")
 
 
-def _decoded(path: Path, limits: Limits) -> Iterator[tuple[str, int]]:
+def _decoded(path: Path, limits: InputLimits) -> Iterator[tuple[str, int]]:
     decoder = io.IncrementalNewlineDecoder(codecs.getincrementaldecoder("utf-8-sig")(), translate=True)
     try:
         consumed = 0
@@ -165,7 +167,7 @@ def _decoded(path: Path, limits: Limits) -> Iterator[tuple[str, int]]:
         raise ValueError(f"{path}: not UTF-8 text ({error.reason})") from error
 
 
-def _pieces(path: Path, limits: Limits, piece: int, cut: Cut) -> Iterator[Part]:
+def _pieces(path: Path, limits: InputLimits, piece: int, cut: Cut) -> Iterator[Part]:
     """The one document of a plain text file, in pieces; the newest waits until it is known not to be the last."""
     rest, ready, consumed = "", "", 0
     for text, consumed in _decoded(path, limits):
@@ -181,7 +183,7 @@ def _pieces(path: Path, limits: Limits, piece: int, cut: Cut) -> Iterator[Part]:
     yield (rest or ready, True, consumed)
 
 
-def _lines(path: Path, limits: Limits) -> Iterator[tuple[bytes, int]]:
+def _lines(path: Path, limits: InputLimits) -> Iterator[tuple[bytes, int]]:
     begun, length, number, consumed = list[bytes](), 0, 1, 0
     for block, consumed in _blocks(path, limits):
         first, *others = block.split(b"\n")
@@ -200,7 +202,7 @@ def _lines(path: Path, limits: Limits) -> Iterator[tuple[bytes, int]]:
     yield b"".join(begun), consumed
 
 
-def _documents(path: Path, field: str, limits: Limits) -> Iterator[Part]:
+def _documents(path: Path, field: str, limits: InputLimits) -> Iterator[Part]:
     """The documents of a JSON lines file; empty ones are left out."""
     found = False
     for number, (line, consumed) in enumerate(_lines(path, limits), start=1):
@@ -235,20 +237,6 @@ def _well_formed(text: str) -> str:
 # Data sets
 
 
-def _load(place: str, revision: str | None, config: str | None, split: str | None) -> Any:
-    """A split of a data set, on disk and memory-mapped; without a split, the names of its splits."""
-    datasets = extra("datasets", f"the data set {place!r}")
-    try:
-        if split is None:
-            return datasets.get_dataset_split_names(place, config, revision=revision)
-        return datasets.load_dataset(place, config, split=split, revision=revision)
-    except (OSError, ValueError, LookupError, RuntimeError, datasets.exceptions.DatasetsError) as error:
-        if isinstance(error, OSError) and error.errno == errno.ENOSPC:
-            raise
-        reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
-        raise ValueError(f"cannot load the data set {place!r}: {reason}") from error
-
-
 def _rows(data: Any, size: int, field: str, mend: Callable[[str], str] | None) -> Iterator[Part]:
     texts = (text for batch in data.iter(batch_size=100) for text in batch[field])
     for done, text in enumerate(texts, start=1):
@@ -260,26 +248,26 @@ def _rows(data: Any, size: int, field: str, mend: Callable[[str], str] | None) -
 
 def _dataset(
     data: Any, place: str, field: str, split: str | None = None, mend: Callable[[str], str] | None = None
-) -> Source:
+) -> TextSource:
     if field not in data.column_names:
         raise ValueError(f"the data set {place!r} has no field {field!r}, it has {', '.join(data.column_names)}")
     if not len(data):
         raise ValueError(f"the data set {place!r} has no documents in split {data.split}")
     size = max(1, data.data.nbytes)
-    return Source(size, partial(_rows, data, size, field, mend), split)
+    return TextSource(size, partial(_rows, data, size, field, mend), split)
 
 
-def _lm1b(given: str, field: str) -> Iterator[Source]:
+def _lm1b(given: str, field: str) -> Iterator[TextSource]:
     """One Billion Words, detokenised; its test split is for validation, as in the released code."""
     place, revision = (given, None) if given else LM1B
     for name, split in (("train", "train"), ("test", "valid")):
-        yield _dataset(_load(place, revision, None, name), place, field, split, detokenize)
+        yield _dataset(hub.load(place, name, revision=revision), place, field, split, detokenize)
 
 
-def _openwebtext(given: str, field: str) -> Iterator[Source]:
+def _openwebtext(given: str, field: str) -> Iterator[TextSource]:
     """OpenWebText; its last 100,000 documents are for validation, as in the released code."""
     place, revision = (given, None) if given else OPENWEBTEXT
-    data = _load(place, revision, None, "train")
+    data = hub.load(place, "train", revision=revision)
     first = len(data) - OPENWEBTEXT_VALID
     if first <= 0:
         raise ValueError(f"{place!r} has {len(data):,} documents: expected more than {OPENWEBTEXT_VALID:,}")
@@ -287,20 +275,9 @@ def _openwebtext(given: str, field: str) -> Iterator[Source]:
     yield _dataset(data.select(range(first, len(data))), place, field, "valid")
 
 
-def _any_dataset(given: str, field: str) -> Iterator[Source]:
-    name, _, split = given.partition(":")
-    place, _, config = name.partition("@")
-    load = partial(_load, place, None, config or None)
-    if split:
-        yield _dataset(load(split), place, field)
-        return
-    names = load(None)
-    held_out = next((name for name in ("validation", "valid", "test") if name in names), None)
-    if "train" not in names:
-        raise ValueError(f"the data set {place!r} has no split 'train'; add :SPLIT with one of {', '.join(names)}")
-    yield _dataset(load("train"), place, field, "train" if held_out else None)
-    if held_out:
-        yield _dataset(load(held_out), place, field, "valid")
+def _any_dataset(given: str, field: str) -> Iterator[TextSource]:
+    place = given.partition(":")[0].partition("@")[0]
+    return (_dataset(data, place, field, side) for side, data in hub.splits(given))
 
 
 _NAMED = {"lm1b": _lm1b, "openwebtext": _openwebtext}

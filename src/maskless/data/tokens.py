@@ -3,18 +3,17 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from functools import lru_cache
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar, Self, cast
 
 import numpy as np
 import torch
 
 from maskless.codec.text import TextCodec
 
-FORMAT = 1
 INDEX = "index.json"
 SPLITS = ("train", "valid")
 DTYPES: dict[str, np.dtype[Any]] = {"uint16": np.dtype("<u2"), "uint32": np.dtype("<u4")}
@@ -29,9 +28,68 @@ class SplitIndex:
     bytes: int
 
 
+class Described:
+    """A folder of token files and the index.json that describes them: what prepared text and pictures share."""
+
+    FORMAT: ClassVar[int | str]
+    HOLDS: ClassVar[str]
+    MADE_OF: ClassVar[str]
+    SPLIT: ClassVar[type[Any]]
+    TUPLES: ClassVar[tuple[str, ...]] = ("sources",)  # fields that JSON has as lists
+
+    folder: Path
+    length: int
+    dtype: str
+    splits: Mapping[str, Any]
+
+    @classmethod
+    def read(cls, folder: Path) -> Self:
+        """What the index of a folder says, its token files not looked at."""
+        path = folder / INDEX
+        try:
+            fields = json.loads(path.read_text(encoding="utf-8"))
+            version = fields.pop("format")
+            if version != cls.FORMAT:
+                raise ValueError(f"format {version}, expected {cls.FORMAT}")
+            fields["splits"] = {name: cls.SPLIT(**fields["splits"][name]) for name in SPLITS}
+            fields |= {name: tuple(fields[name]) for name in cls.TUPLES}
+            prepared: Self = cast(Any, cls)(folder=folder, **fields)
+            if prepared.dtype not in DTYPES:
+                raise ValueError(f"dtype {prepared.dtype!r}, expected {' or '.join(DTYPES)}")
+        except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+            raise ValueError(f"{path}: not an index of prepared {cls.HOLDS} ({error})") from error
+        return prepared
+
+    def checked(self) -> Self:
+        """The same, its files as large as it says."""
+        for path, wanted in self.sizes():
+            size = path.stat().st_size if path.is_file() else 0
+            if size != wanted:
+                raise ValueError(
+                    f"{path}: {size:,} bytes, but {INDEX} says {wanted:,}; prepare the {self.MADE_OF} again"
+                )
+        return self
+
+    def sizes(self) -> Iterator[tuple[Path, int]]:
+        """The files that there must be, and how many bytes each has."""
+        for name, split in self.splits.items():
+            yield bin_path(self.folder, name), split.rows * self.length * DTYPES[self.dtype].itemsize
+
+    def check_split(self, name: str) -> None:
+        if name not in self.splits:
+            raise ValueError(f"no split {name!r} in {self.folder}: expected {' or '.join(self.splits)}")
+
+    def write(self) -> None:
+        """Writes index.json into the folder that it describes."""
+        fields = {"format": self.FORMAT} | {k: v for k, v in asdict(cast(Any, self)).items() if k != "folder"}
+        (self.folder / INDEX).write_text(json.dumps(fields, indent=2) + "\n", encoding="utf-8")
+
+
 @dataclass(frozen=True, kw_only=True)
-class Prepared:
+class Prepared(Described):
     """What the index of a prepared folder says."""
+
+    FORMAT, HOLDS, MADE_OF, SPLIT = 1, "tokens", "data", SplitIndex
 
     folder: Path
     length: int
@@ -49,13 +107,14 @@ class Prepared:
 
     def split(self, name: str) -> TokenRows:
         """The rows of "train" or "valid"."""
-        if name not in self.splits:
-            raise ValueError(f"no split {name!r} in {self.folder}: expected {' or '.join(self.splits)}")
+        self.check_split(name)
         return TokenRows(bin_path(self.folder, name), self.dtype, self.splits[name].rows, self.length, self.vocab)
 
 
 class TokenRows:
     """The rows of one token file, read from disk as they are asked for; vocab: how many ids there are, if known."""
+
+    given = 0  # tokens at the start of each row that a model is given, and that do not count
 
     def __init__(self, path: Path, dtype: str, rows: int, length: int, vocab: int | None = None) -> None:
         self.path, self.dtype, self.length, self.vocab = path, dtype, length, vocab
@@ -74,6 +133,10 @@ class TokenRows:
         found = self._tokens[np.asarray(indices, dtype=np.int64)]
         self.check_ids(found)
         return torch.from_numpy(found.astype(np.int64))
+
+    def labels(self, indices: Sequence[int] | np.ndarray | torch.Tensor) -> torch.Tensor | None:
+        """The labels of some rows, None if they have no classes.  (n,) -> (n,) int64"""
+        return None
 
     def check_ids(self, found: np.ndarray) -> None:
         """Raise a ValueError about an id that is not in the vocabulary.  (n, L)"""
@@ -99,42 +162,25 @@ def dtype_for(vocab: int) -> str:
     return "uint16" if vocab <= 1 << 16 else "uint32"
 
 
-def write_index(prepared: Prepared) -> None:
-    """Writes index.json into the folder that it describes."""
-    fields = {"format": FORMAT} | {k: v for k, v in asdict(prepared).items() if k != "folder"}
-    (prepared.folder / INDEX).write_text(json.dumps(fields, indent=2) + "\n", encoding="utf-8")
-
-
 def read_index(folder: Path) -> Prepared:
-    """What the index of a folder says, its token files not looked at."""
-    path = folder / INDEX
-    if not path.is_file():
+    """What the index of a folder of prepared text says."""
+    if not (folder / INDEX).is_file():
         raise ValueError(f"{folder}: not a prepared folder, it has no {INDEX}; make one with `maskless prepare`")
-    try:
-        fields = json.loads(path.read_text(encoding="utf-8"))
-        version = fields.pop("format")
-        if version != FORMAT:
-            raise ValueError(f"format {version}, expected {FORMAT}")
-        fields["splits"] = {name: SplitIndex(**fields["splits"][name]) for name in SPLITS}
-        fields["sources"] = tuple(fields["sources"])
-        prepared = Prepared(folder=folder, **fields)
-        if prepared.dtype not in DTYPES:
-            raise ValueError(f"dtype {prepared.dtype!r}, expected {' or '.join(DTYPES)}")
-    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
-        raise ValueError(f"{path}: not an index of prepared tokens ({error})") from error
-    return prepared
+    return Prepared.read(folder)
 
 
 def open_tokens(folder: str | Path) -> Prepared:
     """The prepared folder that `prepare` made, its files checked against its index."""
-    prepared = read_index(Path(folder))
-    for name, split in prepared.splits.items():
-        path = bin_path(prepared.folder, name)
-        size = path.stat().st_size if path.is_file() else 0
-        wanted = split.rows * prepared.length * DTYPES[prepared.dtype].itemsize
-        if size != wanted:
-            raise ValueError(f"{path}: {size:,} bytes, but {INDEX} says {wanted:,}; prepare the data again")
-    return prepared
+    return read_index(Path(folder)).checked()
+
+
+def check_target(target: Path, overwrite: bool, check: Callable[[Path], object]) -> None:
+    """Raise a ValueError about a folder that cannot be written; check: raises for one that is not ours to replace."""
+    if not target.exists() or (target.is_dir() and not any(target.iterdir())):
+        return
+    if not overwrite:
+        raise ValueError(f"{target} exists already: choose another folder, or say overwrite=True (--overwrite)")
+    check(target)
 
 
 @lru_cache(maxsize=2)

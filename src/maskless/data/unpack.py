@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import bz2
+import gzip
 import importlib
 import io
 import lzma
 import re
+import sys
 import zlib
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -17,11 +20,13 @@ BLOCK = 1 << 16  # bytes read at once
 SLICE = 1 << 12  # bytes of an archive unpacked at once: at worst they become a hundred megabytes
 AT_ONCE = 1 << 27  # bytes: no picture, no list of labels and no header is longer
 PACKED_SUFFIXES = (".gz", ".xz", ".zst")
+# How a packed file begins, and what reads it.
+_MAGIC: dict[bytes, Callable[[IO[bytes]], Any]] = {b"\x1f\x8b": gzip.open, b"BZh": bz2.open, b"\xfd7zXZ": lzma.open}
 RATIO, FLOOR = 100, 10**9  # what a packed file may hold if nothing else is said: text has a ratio of 3 to 10
 
 
 @dataclass(frozen=True, kw_only=True)
-class Limits:
+class InputLimits:
     """How large an input may turn out to be, in bytes.
 
     unpacked: what one packed file holds; None: a gigabyte, or a hundred times its size if that is more.
@@ -36,7 +41,7 @@ class Limits:
         return max(FLOOR, RATIO * path.stat().st_size) if self.unpacked is None else self.unpacked
 
 
-LIMITS = Limits()
+LIMITS = InputLimits()
 
 
 def too_much(where: object, most: int) -> ValueError:
@@ -99,6 +104,14 @@ class Bounded(io.RawIOBase):
             raise too_much(self.where, self.most)
 
 
+def bounded(raw: IO[bytes], most: int, where: object) -> Bounded:
+    """What is in a file, unpacked by how it begins, if it is packed; only then is there a bound."""
+    begins = raw.read(5)
+    raw.seek(0)
+    unpack = next((unpack for magic, unpack in _MAGIC.items() if begins.startswith(magic)), None)
+    return Bounded(unpack(raw), most, where) if unpack else Bounded(raw, sys.maxsize, where)
+
+
 # Text
 
 
@@ -139,7 +152,7 @@ def _inflate(raw: BinaryIO, fresh: Callable[[], Any]) -> Iterator[bytes]:
         raise EOFError("it ends too early")
 
 
-def unpacked(path: Path, raw: BinaryIO, limits: Limits) -> Iterator[bytes]:
+def unpacked(path: Path, raw: BinaryIO, limits: InputLimits) -> Iterator[bytes]:
     """What is in a file of text, packed or not."""
     packed = kind(path)[1]
     if not packed:

@@ -24,7 +24,7 @@ ENOUGH = 1 << 24  # characters of plain text that are read at most: a measuremen
 
 
 @dataclass(frozen=True)
-class Corpus:
+class TextSet:
     """Rows of tokens with their name; pad: what does not count; bytes_per_token: of text, for a token that counts."""
 
     name: str
@@ -52,7 +52,7 @@ class Corpus:
 
 
 @contextmanager
-def corpus(name: str, model: Model, where: str, split: str = "valid") -> Iterator[Corpus]:
+def corpus(name: str, model: Model, where: str, split: str = "valid") -> Iterator[TextSet]:
     """What --data names: a prepared folder's split, or a text file, all of it, as the model would be trained on it.
 
     For a model of padded rows, a document of JSON lines is a row, and so is each stretch of plain text that fits one.
@@ -70,7 +70,7 @@ def corpus(name: str, model: Model, where: str, split: str = "valid") -> Iterato
     check_vocabulary(where, model, prepared)
     rows, pad = prepared.split(split), prepared.pad
     size = _bytes_per_token(prepared.splits[split], prepared.length, pad)
-    yield Corpus(name, rows, pad, size, prepared.codec(), prepared.layout)
+    yield TextSet(name, rows, pad, size, prepared.codec(), prepared.layout)
 
 
 def check_vocabulary(name: str, model: Model, data: Prepared) -> None:
@@ -105,7 +105,7 @@ def _layout(name: str, model: Model, codec: TextCodec) -> Rows:
     return make(codec, model.config.length)
 
 
-def _plain(name: str, model: Model) -> Iterator[Corpus]:
+def _plain(name: str, model: Model) -> Iterator[TextSet]:
     codec = model.codec
     if not isinstance(codec, TextCodec):
         raise ValueError(f"{name} is plain text, and this model brings no tokenizer: name a prepared folder")
@@ -128,7 +128,7 @@ def _plain(name: str, model: Model) -> Iterator[Corpus]:
         path.write_bytes(np.concatenate(parts).astype(DTYPES["uint32"]).tobytes())
         held = TokenRows(path, "uint32", size.rows, model.config.length)
         pad = codec.pad if model.layout == "padded" else None
-        yield Corpus(name, held, pad, _bytes_per_token(size, held.length, pad), codec, model.layout)
+        yield TextSet(name, held, pad, _bytes_per_token(size, held.length, pad), codec, model.layout)
 
 
 def _bytes_per_token(size: SplitIndex, length: int, pad: int | None) -> float:

@@ -8,23 +8,23 @@ from __future__ import annotations
 import importlib
 import json
 import math
-import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, fields
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
 from accelerate import PartialState
-from accelerate.utils import broadcast_object_list, gather_object
+from accelerate.utils import gather_object
 from torch import Tensor
 
 from maskless.codec.text import TextCodec
 from maskless.evaluate.judge import Judge
 from maskless.evaluate.likelihood import Likelihood, check_positive, summary
+from maskless.evaluate.points import Watch, keep, kept
 from maskless.evaluate.variety import distinct, entropy, longest_repeat
-from maskless.files import json_text, write_aside
+from maskless.files import json_text
 
 GRAMS = (1, 2, 3, 4)
 MAUVE_SEEDS = 3  # of its clustering
@@ -56,7 +56,7 @@ class Mean:
 
 
 @dataclass(frozen=True)
-class Quality:
+class TextQuality:
     """What a set of texts is like. Perplexities are exp(nats) of the judge's tokens; errors are over samples."""
 
     samples: int
@@ -68,35 +68,23 @@ class Quality:
     mauve: Mean | None = None
 
     def as_dict(self) -> dict[str, Any]:
-        forms = {name: None if one is None else one.as_dict() for name, one in self._forms()}
+        forms = {name: one and one.as_dict() for name, one in (("retokenised", self.retokenised), ("raw", self.raw))}
         return json.loads(json_text(asdict(self) | forms))
 
-    def _forms(self) -> tuple[tuple[str, Likelihood | None], ...]:
-        return ("retokenised", self.retokenised), ("raw", self.raw)
-
     @classmethod
-    def from_dict(cls, given: Mapping[str, Any]) -> Quality:
-        def likelihood(found: dict[str, Any] | None) -> Likelihood | None:
-            names = ("nats", "error", "sequences", "tokens")
-            return None if found is None else Likelihood(**_known({name: found[name] for name in names}))
-
-        return cls(
-            samples=given["samples"],
-            retokenised=likelihood(given["retokenised"]),
-            raw=likelihood(given["raw"]),
-            entropy=Mean(**_known(given["entropy"])),
-            distinct={int(n): Mean(**_known(mean)) for n, mean in given["distinct"].items()},
-            longest_repeat=Mean(**_known(given["longest_repeat"])),
-            mauve=None if given["mauve"] is None else Mean(**_known(given["mauve"])),
-        )
+    def from_dict(cls, given: Mapping[str, Any]) -> TextQuality:
+        forms = {name: _known(Likelihood, given[name]) for name in ("retokenised", "raw")}
+        means = {name: _known(Mean, given[name]) for name in ("entropy", "longest_repeat", "mauve")}
+        grams = {int(n): _known(Mean, mean) for n, mean in given["distinct"].items()}
+        return cls(samples=given["samples"], distinct=grams, **forms, **means)
 
 
 @dataclass(frozen=True)
-class Point:
+class TextPoint:
     """The quality of what so many steps give (0: of real texts), and how fast it was drawn."""
 
     steps: int
-    quality: Quality
+    quality: TextQuality
     tokens_per_second: float | None  # None for texts that were not drawn
     texts: list[str] | None = field(default=None, repr=False, compare=False)
     drawn: str | None = field(default=None, compare=False)  # how, as far as the speed alone depends on it
@@ -105,6 +93,11 @@ class Point:
         texts = {} if self.texts is None else {"texts": self.texts}
         speed = {"tokens_per_second": self.tokens_per_second, "drawn": self.drawn}
         return {"steps": self.steps, **speed, "quality": self.quality.as_dict(), **texts}
+
+    @classmethod
+    def from_dict(cls, given: dict[str, Any]) -> TextPoint:
+        quality = TextQuality.from_dict(given["quality"])
+        return cls(given["steps"], quality, given["tokens_per_second"], given.get("texts"), given.get("drawn"))
 
 
 def sample_of(row: Sequence[int], codec: TextCodec, layout: str) -> Sample:
@@ -122,7 +115,7 @@ def quality(
     *,
     batch: int = 8,
     reference: Tensor | None = None,
-) -> Quality:
+) -> TextQuality:
     """What this process's share of a set of texts, together with those of the others, is like.
 
     judge: or None for how varied they are alone; codec: of the ids, for the raw form where the judge has the same.
@@ -141,7 +134,7 @@ def quality(
         if reference is not None and mauve_installed():
             features = judge.features(own, batch=batch).tolist() if own else []
             mauve = _mauve(reference, _everyones(features))
-    return Quality(
+    return TextQuality(
         samples=len(varied),
         entropy=Mean.of(varied[:, 0]),
         longest_repeat=Mean.of(varied[:, 1]),
@@ -165,7 +158,7 @@ def sweep(
     reference: Tensor | None = None,
     keep_texts: bool = False,
     on_batch: Callable[[int], None] | None = None,
-) -> Iterator[Point]:
+) -> Iterator[TextPoint]:
     """Yield a point for each number of steps; with a path, those in that JSON file are not computed again.
 
     Each process draws and judges its share of the n samples. settings: whatever else the figures depend on (model,
@@ -173,40 +166,40 @@ def sweep(
     does, and on the device: a point says how it was drawn.
     """
     check_positive(texts=n, batch=batch)
-    state, conditions = PartialState(), json.loads(json.dumps({"texts": n, **(settings or {})}))
-    points: dict[int, Point] = {}
-    if path is not None:
-        points, problem = broadcast_object_list([*_read(path, conditions)] if state.is_main_process else [None, None])
-        if problem:
-            raise ValueError(problem)
+    state, conditions = PartialState(), {"texts": n, **(settings or {})}
+    found = kept(path, "a file of generative perplexities", conditions, TextPoint.from_dict)
+    points = {point.steps: point for point in found}
     first, end = (n * rank // state.num_processes for rank in (state.process_index, state.process_index + 1))
     for K in dict.fromkeys(steps):
         if K not in points or (keep_texts and points[K].texts is None):
-            samples: list[Sample] = []
-            clock: list[tuple[int, float]] = []
-            for begin in range(first, end, batch):
-                started = time.perf_counter()
-                some = draw(begin, min(batch, end - begin), K)
-                clock.append((sum(sample.decided for sample in some), time.perf_counter() - started))
+            batches = (draw(begin, min(batch, end - begin), K) for begin in range(first, end, batch))
+            watch, samples = Watch(batches, _decided), list[Sample]()
+            for some in watch:
                 samples += some
                 if on_batch is not None:
                     on_batch(len(some))
-            found = quality(samples, judge, codec, reference=reference if K else None)  # not with itself
+            figures = quality(samples, judge, codec, reference=reference if K else None)  # not with itself
             texts = gather_object([sample.text for sample in samples]) if keep_texts else None
             drawn = f"batch {batch}" + (f", {state.num_processes} x {device}" if device else "")
-            points[K] = Point(K, found, _speed(clock) if K else None, texts, drawn if K else None)
-            if path is not None and state.is_main_process:
-                _write(path, conditions, points)
+            points[K] = TextPoint(K, figures, watch.speed() if K else None, texts, drawn if K else None)
+            keep(path, conditions, (points[K].as_dict() for K in sorted(points)))
         yield points[K]
+
+
+def _decided(samples: list[Sample]) -> int:
+    return sum(sample.decided for sample in samples)
 
 
 def mauve_installed() -> bool:
     return find_spec("mauve") is not None
 
 
-def _known(given: dict[str, Any]) -> dict[str, Any]:
-    """The fields of a mean or a likelihood; an error that JSON has as null is nan."""
-    return given if given["error"] is not None else given | {"error": math.nan}
+def _known(kind: type[Any], given: dict[str, Any] | None) -> Any:
+    """A mean or a likelihood out of JSON, which has null for an error that is not a number."""
+    if given is None:
+        return None
+    names = (each.name for each in fields(kind))
+    return kind(**{name: math.nan if given[name] is None else given[name] for name in names})
 
 
 def _everyones(rows: list[list[float]]) -> Tensor:
@@ -222,41 +215,8 @@ def _likelihood(costs: Tensor) -> Likelihood:
     return summary(everyones[:, 0], everyones[:, 1])
 
 
-def _speed(clock: list[tuple[int, float]]) -> float:
-    """Tokens a second, of all processes together; without the first batch, which warms up, if there are more."""
-    counted = clock[1:] or clock
-    mine = sum(n for n, _ in counted) / max(1e-9, sum(seconds for _, seconds in counted))
-    return float(sum(gather_object([mine])))
-
-
 def _mauve(real: Tensor, made: Tensor) -> Mean:
     compute = importlib.import_module("mauve").compute_mauve
     p, q = real.float().numpy(), made.float().numpy()
     scores = [compute(p_features=p, q_features=q, seed=seed, verbose=False).mauve for seed in range(MAUVE_SEEDS)]
     return Mean.of(torch.tensor(scores, dtype=torch.float64))
-
-
-def _read(path: Path, conditions: dict[str, Any]) -> tuple[dict[int, Point], str]:
-    """The points of a file, and what is wrong with it."""
-    if not path.exists():
-        return {}, ""
-    try:
-        found = json.loads(path.read_text())
-        points = [
-            Point(p["steps"], Quality.from_dict(p["quality"]), p["tokens_per_second"], p.get("texts"), p.get("drawn"))
-            for p in found["points"]
-        ]
-        stated = dict(found["conditions"])
-    except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
-        return {}, f"{path} is not a file of generative perplexities: {error!r}"
-    for name in conditions | stated:
-        before, now = stated.get(name), conditions.get(name)
-        if before != now:
-            return {}, f"{path} was made with {name} {before}, not {now}: name another file"
-    return {point.steps: point for point in points}, ""
-
-
-def _write(path: Path, conditions: dict[str, Any], points: dict[int, Point]) -> None:
-    entries = [points[K].as_dict() for K in sorted(points)]
-    text = json_text({"conditions": conditions, "points": entries}, indent=1)
-    write_aside(path, lambda aside: aside.write_text(text))

@@ -175,7 +175,7 @@ def _cut(text: str, until: Sequence[str]) -> int | None:
     return min((at for stop in until if stop and (at := text.find(stop)) >= 0), default=None)
 
 
-class Answers:
+class HarnessModel:
     """What lm-eval asks of a model, answered by a Scorer; `register` puts it before lm-eval's own class, TemplateLM.
 
     pretrained: a model folder, a run folder, a hub id or a released file, with its EMA weights unless told otherwise.
@@ -287,7 +287,7 @@ def register() -> type[Any]:
     if NAME not in MODEL_REGISTRY:
 
         @register_model(NAME)
-        class MasklessLM(Answers, TemplateLM):  # type: ignore[misc]
+        class MasklessLM(HarnessModel, TemplateLM):  # type: ignore[misc]
             """A maskless model that lm-eval can run."""
 
     return MODEL_REGISTRY.get(NAME)

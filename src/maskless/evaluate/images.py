@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 import zipfile
 from collections.abc import Callable, Iterable
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from functools import reduce
 from pathlib import Path
 from typing import Any
@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 import torch
 from accelerate import PartialState
-from accelerate.utils import gather, pad_across_processes
+from accelerate.utils import gather_object
 from torch import Tensor
 
 from maskless.evaluate.inception import Features
@@ -154,7 +154,7 @@ def precision_recall(real: Tensor, made: Tensor, *, k: int = NEIGHBOURS, batch: 
 
 
 @dataclass(frozen=True)
-class Seen:
+class SeenImages:
     """A set of images as a network saw it, those of all processes together."""
 
     statistics: Statistics
@@ -163,7 +163,7 @@ class Seen:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Quality:
+class ImageQuality:
     """The figures of a set of images, with the network and the sizes of the sets that they belong to."""
 
     fid: float
@@ -188,7 +188,7 @@ def look(
     keep: bool = False,
     at_once: int = 256,
     on_batch: Callable[[int], None] | None = None,
-) -> Seen:
+) -> SeenImages:
     """What a network sees in batches of uint8 images (n, H, W, 3), each process in its own, put together for all.
 
     keep: also the features themselves, for precision and recall. All processes must call this, some with no batch.
@@ -207,10 +207,10 @@ def look(
         if on_batch is not None:
             on_batch(len(images))
     logits = _joined(torch.cat(scores)) if network.classes else None
-    return Seen(_merged(total), logits, _joined(torch.cat(kept)) if keep else None)
+    return SeenImages(_merged(total), logits, _joined(torch.cat(kept)) if keep else None)
 
 
-def quality(made: Seen, real: Seen, network: Features) -> Quality:
+def quality(made: SeenImages, real: SeenImages, network: Features) -> ImageQuality:
     """The figures of made images against real ones; those that the network or the features do not allow are None."""
     for seen in (made, real):
         if seen.statistics.network != network.sha256:
@@ -219,7 +219,7 @@ def quality(made: Seen, real: Seen, network: Features) -> Quality:
     precision, recall = None, None
     if made.features is not None and real.features is not None:
         precision, recall = precision_recall(real.features.to(network.device), made.features.to(network.device))
-    return Quality(
+    return ImageQuality(
         fid=fid(real.statistics, made.statistics),
         inception_score=score,
         inception_score_error=error,
@@ -286,24 +286,16 @@ def _inside(points: Tensor, centres: Tensor, radii: Tensor, batch: int) -> float
 
 def _merged(mine: Statistics) -> Statistics:
     """The statistics of all processes; the same on each, merged in their order."""
-    state = PartialState()
-    if state.num_processes == 1:
+    if PartialState().num_processes == 1:
         return mine
-    count = torch.tensor([mine.n], device=state.device)
-    n, mean, scatter = (gather(x[None].to(state.device)).cpu() for x in (count, mine.mean, mine.scatter))
-    parts = (Statistics(int(a), b, c, mine.network) for a, b, c in zip(n.flatten(), mean, scatter, strict=True))
-    return reduce(Statistics.__add__, parts)
+    return reduce(Statistics.__add__, gather_object([replace(mine, mean=mine.mean.cpu(), scatter=mine.scatter.cpu())]))
 
 
 def _joined(mine: Tensor) -> Tensor:
     """The rows of all processes, dealt back as the pictures were dealt out: one of each in turn. Numbers may differ."""
-    state = PartialState()
-    if state.num_processes == 1:
-        return mine
-    counts = gather(torch.tensor([len(mine)], device=state.device)).tolist()
-    padded = gather(pad_across_processes(mine.to(state.device))).cpu().view(len(counts), max(counts), mine.shape[1])
-    there = torch.arange(max(counts))[:, None] < torch.tensor(counts)  # (longest, processes)
-    return padded.transpose(0, 1)[there]
+    parts: list[Tensor] = gather_object([mine])
+    turns = [rank + len(parts) * torch.arange(len(part)) for rank, part in enumerate(parts)]
+    return torch.cat(parts)[torch.cat(turns).argsort()]
 
 
 def _same_network(one: Statistics, other: Statistics) -> None:

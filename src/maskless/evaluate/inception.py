@@ -15,9 +15,10 @@ import hashlib
 import pickle
 import struct
 import zipfile
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import torch
 from safetensors import SafetensorError
@@ -107,97 +108,69 @@ def resize(images: Tensor, size: int = SIZE) -> Tensor:
 
 
 class Convolution(nn.Module):
-    def __init__(self, start: int, end: int, kernel: int | tuple[int, int], stride: int = 1, *, same: bool = True):
+    def __init__(self, start: int, end: int, kernel: tuple[int, int], stride: int = 1, *, same: bool = True):
         super().__init__()
-        high, wide = (kernel, kernel) if isinstance(kernel, int) else kernel
-        padding = (high // 2, wide // 2) if same else (0, 0)
-        self.conv = nn.Conv2d(start, end, (high, wide), stride, padding, bias=False)
+        padding = (kernel[0] // 2, kernel[1] // 2) if same else (0, 0)
+        self.conv = nn.Conv2d(start, end, kernel, stride, padding, bias=False)
         self.bn = nn.BatchNorm2d(end, eps=1e-3)
 
     def forward(self, x: Tensor) -> Tensor:
         return self.bn(self.conv(x)).relu()
 
 
+ONE, THREE, FIVE, ROW, COLUMN = (1, 1), (3, 3), (5, 5), (1, 7), (7, 1)
+HALVE = (3, 3, 2)  # with a stride of 2 and no padding
+Chain = list[tuple[str, int, Any]]  # convolutions one after another: the branch, its channels, its kernel
+
+
+def _blocks() -> Iterator[tuple[str, int, str, list[Chain]]]:
+    """Of each block its name, the channels that come in, how it pools, and the chains that stand side by side."""
+    double: Chain = [("3x3dbl_1", 64, ONE), ("3x3dbl_2", 96, THREE)]
+    five: Chain = [("5x5_1", 48, ONE), ("5x5_2", 64, FIVE)]
+    for name, start, pooled in (("5b", 192, 32), ("5c", 256, 64), ("5d", 288, 64)):
+        chains: list[Chain] = [[("1x1", 64, ONE)], five, [*double, ("3x3dbl_3", 96, THREE)], [("_pool", pooled, ONE)]]
+        yield name, start, "mean", chains
+    yield "6a", 288, "stride", [[("3x3", 384, HALVE)], [*double, ("3x3dbl_3", 96, HALVE)]]
+    for name, n in (("6b", 128), ("6c", 160), ("6d", 160), ("6e", 192)):
+        seven: Chain = [("7x7_1", n, ONE), ("7x7_2", n, ROW), ("7x7_3", 192, COLUMN)]
+        twice: Chain = [("7x7dbl_1", n, ONE), ("7x7dbl_2", n, COLUMN), ("7x7dbl_3", n, ROW)]
+        twice += [("7x7dbl_4", n, COLUMN), ("7x7dbl_5", 192, ROW)]
+        yield name, 768, "mean", [[("1x1", 192, ONE)], seven, twice, [("_pool", 192, ONE)]]
+    cross: Chain = [("7x7x3_1", 192, ONE), ("7x7x3_2", 192, ROW), ("7x7x3_3", 192, COLUMN), ("7x7x3_4", 192, HALVE)]
+    yield "7a", 768, "stride", [[("3x3_1", 192, ONE), ("3x3_2", 320, HALVE)], cross]
+    three: Chain = [("3x3_1", 384, ONE), ("3x3_2a 3x3_2b", 384, None)]
+    long: Chain = [("3x3dbl_1", 448, ONE), ("3x3dbl_2", 384, THREE), ("3x3dbl_3a 3x3dbl_3b", 384, None)]
+    for name, start, pool in (("7b", 1280, "mean"), ("7c", 2048, "max")):
+        yield name, start, pool, [[("1x1", 320, ONE)], three, long, [("_pool", 192, ONE)]]
+
+
 class Mixed(nn.Module):
-    """Branches side by side: chains of named convolutions, a fork at the end of some, and a pool.
+    """Chains of convolutions side by side, two of which may fork at their end into a row and a column, and a pool.
 
     The pool of the FID network leaves padding out of its means, and in its last block takes maxima instead.
     """
 
-    def __init__(self, start: int, chains: list[list[tuple]], *, pool: str, pooled: int = 0):
+    def __init__(self, start: int, pool: str, chains: list[Chain]):
         super().__init__()
-        self.chains: list[list[tuple[str, ...]]] = []
-        self.pool = pool
+        self.pool, self.chains = pool, [[names.split() for names, _, _ in chain] for chain in chains]
         for chain in chains:
-            width = start
-            names: list[tuple[str, ...]] = []
-            for where, end, kernel, *rest in chain:
-                stride, same = rest or (1, True)
-                forked = tuple(where.split("|"))
-                kernels = kernel if len(forked) > 1 else [kernel]
-                for one, size in zip(forked, kernels, strict=True):
-                    self.add_module(one, Convolution(width, end, size, stride, same=same))
-                width = end
-                names.append(forked)
-            self.chains.append(names)
-        if pooled:
-            self.branch_pool = Convolution(start, pooled, 1)
+            for (names, end, kernel), width in zip(chain, (start, *(end for _, end, _ in chain)), strict=False):
+                for name, size in zip(names.split(), [(1, 3), (3, 1)] if kernel is None else [kernel], strict=True):
+                    self.add_module(f"branch{name}", Convolution(width, end, size[:2], *size[2:], same=len(size) == 2))
 
     def forward(self, x: Tensor) -> Tensor:
         out = []
         for chain in self.chains:
-            y = x
+            y = self._around(x) if chain == [["_pool"]] else x
             for names in chain:
-                y = torch.cat([self.get_submodule(name)(y) for name in names], 1)
+                y = torch.cat([self.get_submodule(f"branch{name}")(y) for name in names], 1)
             out.append(y)
-        if self.pool == "stride":
-            return torch.cat([*out, F.max_pool2d(x, 3, 2)], 1)
-        around = F.max_pool2d(x, 3, 1, 1) if self.pool == "max" else F.avg_pool2d(x, 3, 1, 1, count_include_pad=False)
-        return torch.cat([*out, self.branch_pool(around)], 1)
+        return torch.cat([*out, F.max_pool2d(x, 3, 2)] if self.pool == "stride" else out, 1)
 
-
-def _mixed_5(start: int, pooled: int) -> Mixed:
-    double = [("branch3x3dbl_1", 64, 1), ("branch3x3dbl_2", 96, 3), ("branch3x3dbl_3", 96, 3)]
-    five = [("branch5x5_1", 48, 1), ("branch5x5_2", 64, 5)]
-    return Mixed(start, [[("branch1x1", 64, 1)], five, double], pool="mean", pooled=pooled)
-
-
-def _mixed_6a(start: int) -> Mixed:
-    halve = (2, False)
-    double = [("branch3x3dbl_1", 64, 1), ("branch3x3dbl_2", 96, 3), ("branch3x3dbl_3", 96, 3, *halve)]
-    return Mixed(start, [[("branch3x3", 384, 3, *halve)], double], pool="stride")
-
-
-def _mixed_6(start: int, width: int) -> Mixed:
-    row, column = (1, 7), (7, 1)
-    seven = [("branch7x7_1", width, 1), ("branch7x7_2", width, row), ("branch7x7_3", 192, column)]
-    double = [
-        ("branch7x7dbl_1", width, 1),
-        ("branch7x7dbl_2", width, column),
-        ("branch7x7dbl_3", width, row),
-        ("branch7x7dbl_4", width, column),
-        ("branch7x7dbl_5", 192, row),
-    ]
-    return Mixed(start, [[("branch1x1", 192, 1)], seven, double], pool="mean", pooled=192)
-
-
-def _mixed_7a(start: int) -> Mixed:
-    halve = (2, False)
-    three = [("branch3x3_1", 192, 1), ("branch3x3_2", 320, 3, *halve)]
-    names = [f"branch7x7x3_{i}" for i in range(1, 5)]
-    seven = [(names[0], 192, 1), (names[1], 192, (1, 7)), (names[2], 192, (7, 1)), (names[3], 192, 3, *halve)]
-    return Mixed(start, [three, seven], pool="stride")
-
-
-def _mixed_7(start: int, pool: str) -> Mixed:
-    fork = [(1, 3), (3, 1)]
-    three = [("branch3x3_1", 384, 1), ("branch3x3_2a|branch3x3_2b", 384, fork)]
-    double = [
-        ("branch3x3dbl_1", 448, 1),
-        ("branch3x3dbl_2", 384, 3),
-        ("branch3x3dbl_3a|branch3x3dbl_3b", 384, fork),
-    ]
-    return Mixed(start, [[("branch1x1", 320, 1)], three, double], pool=pool, pooled=192)
+    def _around(self, x: Tensor) -> Tensor:
+        if self.pool == "max":
+            return F.max_pool2d(x, 3, 1, 1)
+        return F.avg_pool2d(x, 3, 1, 1, count_include_pad=False)
 
 
 class InceptionV3(nn.Module):
@@ -205,16 +178,13 @@ class InceptionV3(nn.Module):
 
     def __init__(self, classes: int = 1008):
         super().__init__()
-        self.Conv2d_1a_3x3 = Convolution(3, 32, 3, 2, same=False)
-        self.Conv2d_2a_3x3 = Convolution(32, 32, 3, same=False)
-        self.Conv2d_2b_3x3 = Convolution(32, 64, 3)
-        self.Conv2d_3b_1x1 = Convolution(64, 80, 1)
-        self.Conv2d_4a_3x3 = Convolution(80, 192, 3, same=False)
-        self.Mixed_5b, self.Mixed_5c, self.Mixed_5d = _mixed_5(192, 32), _mixed_5(256, 64), _mixed_5(288, 64)
-        self.Mixed_6a = _mixed_6a(288)
-        self.Mixed_6b, self.Mixed_6c, self.Mixed_6d, self.Mixed_6e = (_mixed_6(768, n) for n in (128, 160, 160, 192))
-        self.Mixed_7a = _mixed_7a(768)
-        self.Mixed_7b, self.Mixed_7c = _mixed_7(1280, "mean"), _mixed_7(2048, "max")
+        self.Conv2d_1a_3x3 = Convolution(3, 32, THREE, 2, same=False)
+        self.Conv2d_2a_3x3 = Convolution(32, 32, THREE, same=False)
+        self.Conv2d_2b_3x3 = Convolution(32, 64, THREE)
+        self.Conv2d_3b_1x1 = Convolution(64, 80, ONE)
+        self.Conv2d_4a_3x3 = Convolution(80, 192, THREE, same=False)
+        for name, start, pool, chains in _blocks():
+            self.add_module(f"Mixed_{name}", Mixed(start, pool, chains))
         self.fc = nn.Linear(2048, classes) if classes else None
 
     def forward(self, x: Tensor) -> tuple[Tensor, Tensor | None]:

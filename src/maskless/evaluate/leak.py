@@ -11,8 +11,8 @@ Shapes: B sequences, L length, S problems, U targets, V vocabulary.
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable
-from dataclasses import asdict, dataclass
+from collections.abc import Callable, Iterable
+from dataclasses import asdict, dataclass, replace
 from functools import partial
 from typing import Any
 
@@ -100,20 +100,25 @@ def _probe_groups(
 
     plain = problems(tokens)
     owner = plain.target_offsets.owner  # problem 2b predicts the second group of row b, problem 2b + 1 the first
-    second = (owner % 2 == 0).nonzero()[:, 0]
-    first = (owner % 2 == 1).nonzero()[:, 0]
-    row, place = owner // 2, plain.targets
+
+    def changed(own: Tensor) -> Tensor:
+        return tokens.index_put((owner[own] // 2, plain.targets[own]), other[owner[own] // 2, plain.targets[own]])
+
+    groups = [owner % 2 == number for number in (0, 1)]
+    found = _probe(network, plain, [(problems(changed(own)), own) for own in groups])
+    return replace(found, gradient=_gradient(network, plain, groups[0].nonzero()[:, 0]))
+
+
+def _probe(network: Network, plain: Problems, changes: Iterable[tuple[Problems, Tensor]]) -> Leak:
+    """What moves from plain problems to changed ones: of those (U,) that must not see the change, and of the others."""
     before = _logits(network, plain)
-    moved, furthest, seen = 0, 0.0, 0
-    for own, others in ((second, first), (first, second)):
-        changed = tokens.clone()
-        changed[row[own], place[own]] = other[row[own], place[own]]
-        apart = (_logits(network, problems(changed)) - before).nan_to_num(0.0).abs().amax(-1)  # inf - inf: never drawn
-        moved += int((apart[own] > 0).sum())
-        furthest = max(furthest, float(apart[own].max()) if len(own) else 0.0)
-        seen += int((apart[others] > 0).sum())
-    gradient = _gradient(network, plain, second)
-    return Leak(moved, furthest, gradient, len(owner), seen / len(owner))
+    moved, furthest, looked, seen, others = 0, 0.0, 0, 0, 0
+    for changed, own in changes:
+        apart = (_logits(network, changed) - before).nan_to_num(0.0).abs().amax(-1)  # inf - inf: never drawn
+        moved, looked = moved + int((apart[own] > 0).sum()), looked + int(own.sum())
+        seen, others = seen + int((apart[~own] > 0).sum()), others + int((~own).sum())
+        furthest = max(furthest, float(apart[own].max()) if own.any() else 0.0)
+    return Leak(moved, furthest, None, looked, seen / others)
 
 
 def _causal(tokens: Tensor) -> Problems:
@@ -140,22 +145,16 @@ def _probe_order(
     B, L = tokens.shape
     rank, other = torch.arange(L) if order is None else order.argsort(1), _other(tokens, vocab, generator)
     plain = build(tokens)
-    before = _logits(network, plain).view(B, len(plain.targets) // B, -1)
-    lead = L - before.shape[1]  # places that are never predicted
-    moved, furthest, looked, seen, later = 0, 0.0, 0, 0, 0
-    for place in sorted({lead, L // 4, L // 2, 3 * L // 4, L - 2} - set(range(lead))):
-        after = _logits(network, build(torch.where(rank >= place, other, tokens))).view(before.shape)
-        apart, end = (after - before).nan_to_num(0.0).abs().amax(-1), place + 1 - lead  # (B, L - lead)
-        moved += int((apart[:, :end] > 0).sum())
-        furthest = max(furthest, float(apart[:, :end].max()))
-        looked += apart[:, :end].numel()
-        seen, later = seen + int((apart[:, end:] > 0).sum()), later + apart[:, end:].numel()
-    gradient = None
-    if order is not None:
-        half = plain.target_offsets.within < before.shape[1] // 2  # they see less than half of the context
-        unseen = plain.offsets.within >= lead + before.shape[1] // 2
-        gradient = _gradient(network, plain, half.nonzero()[:, 0], unseen)
-    return Leak(moved, furthest, gradient, looked, seen / later)
+    within, predicted = plain.target_offsets.within, len(plain.targets) // B
+    lead = L - predicted  # places that are never predicted
+    places = sorted({lead, L // 4, L // 2, 3 * L // 4, L - 2} - set(range(lead)))
+    changes = ((build(torch.where(rank >= place, other, tokens)), within <= place - lead) for place in places)
+    found = _probe(network, plain, changes)
+    if order is None:
+        return found
+    half = (within < predicted // 2).nonzero()[:, 0]  # they see less than half of the context
+    unseen = plain.offsets.within >= lead + predicted // 2
+    return replace(found, gradient=_gradient(network, plain, half, unseen))
 
 
 def _both(one: Leak, other: Leak) -> Leak:

@@ -17,7 +17,6 @@ from accelerate import PartialState
 from accelerate.utils import gather
 from torch import Tensor, nn
 
-from maskless.data.image_tokens import ImageTokens
 from maskless.data.tokens import TokenRows
 from maskless.nn import Network, autocast, device_of
 from maskless.objective import bound, paper_bound
@@ -67,16 +66,14 @@ def likelihood(
     order that a chain was trained on; they are given.
     """
     check_positive(samples=samples)
-    if paper and isinstance(rows, ImageTokens):
+    if paper and rows.given:
         raise ValueError("the paper's estimator is for text: pictures have the other one only")
 
     def cost(tokens: Tensor, counted: Tensor, numbers: np.ndarray, own: int) -> Tensor:
         if paper:
             return paper_bound(network, tokens, counted=counted, seed=own)
-        known, labels = torch.zeros_like(counted), None
-        known[:, :lead] = True
-        if isinstance(rows, ImageTokens):
-            known[:, 0], labels = True, rows.labels(numbers)  # BOS is given
+        known = (torch.arange(tokens.shape[1]) < max(lead, rows.given)).expand_as(tokens)
+        labels = rows.labels(numbers)
         return bound(network, tokens, known, counted=counted, labels=labels, samples=samples, seed=own)
 
     return over_rows(network, rows, cost, sequences=sequences, batch=batch, seed=seed, pad=pad, on_batch=on_batch)
@@ -108,8 +105,7 @@ def over_rows(
         numbers = mine[begin : begin + batch]
         tokens = rows.rows(numbers)
         counted = torch.ones_like(tokens, dtype=torch.bool) if pad is None else tokens != pad
-        if isinstance(rows, ImageTokens):
-            counted[:, 0] = False
+        counted[:, : rows.given] = False
         own = seed + int(numbers[0])  # a batch's draws depend on its first row, not on the batches before it
         with autocast(device_of(network)), _as_written(network):
             costs.append(cost(tokens, counted, numbers, own))

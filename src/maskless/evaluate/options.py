@@ -13,6 +13,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -40,20 +41,15 @@ def exact(
     """
     scores = [(0.0, False)] * len(requests)
     device = device_of(network)
-    for numbers in _alike(requests, batch):
-        rows = [requests[i] for i in numbers]
-        tokens = torch.tensor([prefix + target for prefix, target in rows], dtype=torch.long)
+    for numbers, tokens, starts in _laid_out(requests, batch, on_batch):
         B, L = tokens.shape
-        starts, ends = torch.tensor([len(prefix) for prefix, _ in rows]), torch.full((B,), L)
-        problems, index = chain(tokens, torch.arange(L).expand(B, L), starts, ends)
+        problems, index = chain(tokens, torch.arange(L).expand(B, L), starts, torch.full((B,), L))
         answers = tokens.flatten()[index].to(device)
         with autocast(device), threads_for_pass(network, problems):
             found = network(problems.to(device), partial(_judged, answers=answers)).cpu()
         parts = zip(*(part.split((L - starts).tolist()) for part in found.unbind(1)), strict=True)
         for i, (log_p, best) in zip(numbers, parts, strict=True):
             scores[i] = float(log_p.sum()), bool(best.all()) and len(best) > 0
-        if on_batch is not None:
-            on_batch(len(numbers))
     return scores
 
 
@@ -79,52 +75,37 @@ def conditional(
 ) -> list[float]:
     """log p(target | prefix) of each request, in nats: a bound from `samples` splits, exact for a causal network."""
     scores = [0.0] * len(requests)
-    for numbers in _alike(requests, batch):
-        rows = [requests[i] for i in numbers]
-        tokens = torch.tensor([prefix + target for prefix, target in rows], dtype=torch.long)
-        known = torch.arange(tokens.shape[1]) < torch.tensor([[len(prefix)] for prefix, _ in rows])
+    for numbers, tokens, starts in _laid_out(requests, batch, on_batch):
+        known = torch.arange(tokens.shape[1]) < starts[:, None]
         longest = int((~known).sum(1).max())
         keys = row_keys(seed, torch.tensor(numbers))
         with autocast(device_of(network)):
             found = -bound(network, tokens, known, samples=1 if longest == 1 else samples, keys=keys)
-        _put(scores, numbers, found.tolist(), on_batch)
+        for i, score in zip(numbers, found.tolist(), strict=True):
+            scores[i] = score
     return scores
 
 
-def joint(
-    network: Network,
-    requests: Sequence[Request],
-    *,
-    samples: int = 32,
-    batch: int = 32,
-    seed: int = 0,
-    on_batch: OnBatch | None = None,
-) -> list[float]:
+def joint(network: Network, requests: Sequence[Request], **how: Any) -> list[float]:
     """The paper's form: log p(prefix and target together) per token, a bound; options are compared by it.
 
     (The released code draws one group at 1,024 times; here both groups of `samples` splits, with the same mean.)
+    how: keywords of `conditional`.
     """
     whole: list[Request] = [([], prefix + target) for prefix, target in requests]
-    found = conditional(network, whole, samples=samples, batch=batch, seed=seed, on_batch=on_batch)
+    found = conditional(network, whole, **how)
     return [score / max(1, len(target)) for score, (_, target) in zip(found, whole, strict=True)]
 
 
-@torch.no_grad()
 def greedy(network: Network, requests: Sequence[Request], *, batch: int = 32) -> list[bool]:
     """Whether the most likely tokens after each prefix, one after another, are those of the target."""
     right = [bool(target) for _, target in requests]
-    device = device_of(network)
     for place in range(max((len(target) for _, target in requests), default=0)):
         alive = [i for i, (_, target) in enumerate(requests) if right[i] and place < len(target)]
         prefixes: list[Request] = [(requests[i][0] + requests[i][1][:place], []) for i in alive]
         for some in _alike(prefixes, batch):
-            tokens = torch.tensor([prefixes[j][0] for j in some], dtype=torch.long)
-            n = tokens.shape[1]
-            positions, target = torch.arange(n).expand(len(some), n), torch.full((len(some), 1), n)
-            problems = dense(tokens, positions, target).to(device)
-            with autocast(device), threads_for_pass(network, problems):
-                best = network(problems).argmax(-1).tolist()
-            for j, token in zip(some, best, strict=True):
+            best = _most_likely(network, [prefixes[j][0] for j in some], 1)
+            for j, (token,) in zip(some, best.tolist(), strict=True):
                 right[alive[j]] = token == requests[alive[j]][1][place]
     return right
 
@@ -134,17 +115,35 @@ def at_once(network: Network, requests: Sequence[Request], *, batch: int = 32) -
     if isinstance(network, CausalTransformer):
         return greedy(network, requests, batch=batch)
     right = [False] * len(requests)
-    device = device_of(network)
     for numbers in _alike(requests, batch, exactly=True):
-        prefixes, targets = (torch.tensor([requests[i][side] for i in numbers], dtype=torch.long) for side in (0, 1))
-        n, m = prefixes.shape[1], targets.shape[1]
-        places = torch.arange(n + m).expand(len(numbers), n + m)
-        problems = dense(prefixes, places[:, :n], places[:, n:]).to(device)
-        with torch.no_grad(), autocast(device), threads_for_pass(network, problems):
-            best = network(problems).argmax(-1).cpu()
-        for i, same in zip(numbers, (best.view(len(numbers), m) == targets).all(1).tolist(), strict=True):
-            right[i] = same and m > 0
+        prefixes, targets = zip(*(requests[i] for i in numbers), strict=True)
+        best = _most_likely(network, prefixes, len(targets[0]))
+        for i, found in zip(numbers, best.tolist(), strict=True):
+            right[i] = bool(found) and found == requests[i][1]
     return right
+
+
+@torch.no_grad()
+def _most_likely(network: Network, prefixes: Sequence[list[int]], m: int) -> Tensor:
+    """The most likely tokens at the m places after each prefix, all of one length, decided in one step.  -> (B, m)"""
+    tokens, device = torch.tensor(prefixes, dtype=torch.long), device_of(network)
+    B, n = tokens.shape
+    places = torch.arange(n + m).expand(B, n + m)
+    problems = dense(tokens, places[:, :n], places[:, n:]).to(device)
+    with autocast(device), threads_for_pass(network, problems):
+        return network(problems).argmax(-1).view(B, m).cpu()
+
+
+def _laid_out(
+    requests: Sequence[Request], batch: int, on_batch: OnBatch | None
+) -> Iterator[tuple[list[int], Tensor, Tensor]]:
+    """The numbers of requests of one length, their tokens (B, L), and where each target begins (B,)."""
+    for numbers in _alike(requests, batch):
+        rows = [requests[i] for i in numbers]
+        tokens = torch.tensor([prefix + target for prefix, target in rows], dtype=torch.long)
+        yield numbers, tokens, torch.tensor([len(prefix) for prefix, _ in rows])
+        if on_batch is not None:
+            on_batch(len(numbers))
 
 
 def _alike(requests: Sequence[Request], batch: int, *, exactly: bool = False) -> Iterator[list[int]]:
@@ -159,13 +158,6 @@ def _alike(requests: Sequence[Request], batch: int, *, exactly: bool = False) ->
     for _, numbers in sorted(groups.items(), reverse=True):  # the longest first: what is too large fails at once
         for begin in range(0, len(numbers), batch):
             yield numbers[begin : begin + batch]
-
-
-def _put(scores: list[float], numbers: list[int], found: list[float], on_batch: OnBatch | None) -> None:
-    for i, score in zip(numbers, found, strict=True):
-        scores[i] = score
-    if on_batch is not None:
-        on_batch(len(numbers))
 
 
 def fitted(prefix: list[int], target: list[int], length: int, lead: Sequence[int] = ()) -> Request:

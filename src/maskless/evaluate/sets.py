@@ -21,9 +21,10 @@ from torch import Tensor
 
 from maskless.checkpoint import Model
 from maskless.data.image_tokens import holds_images
-from maskless.data.images import VALID, Broken, Images, read_images
+from maskless.data.images import Broken, Images, read_images
+from maskless.data.split import VALID
 from maskless.draw import Guidance
-from maskless.evaluate.images import CHUNKS, Seen, Statistics, look, short
+from maskless.evaluate.images import CHUNKS, SeenImages, Statistics, look, short
 from maskless.evaluate.inception import Features
 from maskless.evaluate.sweep import Sample
 from maskless.how import How
@@ -69,7 +70,7 @@ class Real:
 
     def seen(
         self, network: Features, size: int, *, channels: int = 3, on_batch: Callable[[int], None] | None = None
-    ) -> Seen:
+    ) -> SeenImages:
         """What a network sees in them, the features kept for precision and recall; or the statistics of a file.
 
         Broken pictures are left out, and the main process says on stderr how many.
@@ -83,7 +84,7 @@ class Real:
         if self.statistics.network != network.sha256:
             own, other = short(self.statistics.network), short(network.sha256)
             raise ValueError(f"{self.name} holds statistics of another network ({own}) than {network.name} ({other})")
-        return Seen(self.statistics)
+        return SeenImages(self.statistics)
 
     def _tell(self, broken: list[str]) -> None:
         """Say on stderr what all processes left out; each must call this."""

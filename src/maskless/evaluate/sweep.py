@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import json
 import math
 import textwrap
-import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -13,11 +11,11 @@ from typing import Any
 
 import torch
 from accelerate import PartialState
-from accelerate.utils import broadcast_object_list, gather
 from torch import Tensor
 
-from maskless.evaluate.images import Quality, Seen, Statistics, look, need_logits, quality, short
+from maskless.evaluate.images import ImageQuality, SeenImages, Statistics, look, need_logits, quality, short
 from maskless.evaluate.inception import Features
+from maskless.evaluate.points import Watch, keep, kept
 from maskless.files import write_aside
 
 Sample = Callable[[float], Iterable[Tensor]]  # guidance -> batches of uint8 images (n, H, W, 3) of this process
@@ -31,49 +29,31 @@ COLUMNS: list[tuple[str, str, int, Callable[[list[float]], float]]] = [
 
 
 @dataclass(frozen=True)
-class Point:
+class ImagePoint:
     """The quality of what one guidance gives, and how fast it was drawn."""
 
     guidance: float
-    quality: Quality
+    quality: ImageQuality
     images_per_second: float | None = field(default=None, compare=False)
     drawn: str | None = field(default=None, compare=False)  # how, as far as the speed alone depends on it
 
-
-class Watch:
-    """Batches that are passed on, and how fast they were made: on the clock only while one is waited for."""
-
-    def __init__(self, batches: Iterable[Tensor]):
-        self.batches, self.made = batches, list[tuple[int, float]]()
-
-    def __iter__(self) -> Iterator[Tensor]:
-        begin = time.perf_counter()
-        for batch in self.batches:
-            self.made.append((len(batch), time.perf_counter() - begin))
-            yield batch
-            begin = time.perf_counter()
-
-    def speed(self) -> float:
-        """Images a second, of all processes together; of each without its first batch, which warms up, if it can be."""
-        counted = self.made[1:] or self.made
-        mine = sum(n for n, _ in counted) / max(1e-9, sum(seconds for _, seconds in counted))
-        state = PartialState()
-        if state.num_processes == 1:
-            return mine
-        return float(gather(torch.tensor([mine], dtype=torch.float32, device=state.device)).sum())
+    @classmethod
+    def from_dict(cls, given: dict[str, Any]) -> ImagePoint:
+        quality = ImageQuality(**given["quality"])
+        return cls(float(given["guidance"]), quality, given["images_per_second"], given.get("drawn"))
 
 
 def sweep(
     sample: Sample,
     guidances: Sequence[float],
     network: Features,
-    real: Seen,
+    real: SeenImages,
     path: Path,
     *,
     score: bool = True,
     settings: Mapping[str, Any] | None = None,
     on_batch: Callable[[int], None] | None = None,
-) -> Iterator[Point]:
+) -> Iterator[ImagePoint]:
     """Yield a point for each guidance, and keep all in a JSON file: points that are in it are not computed again.
 
     Each process samples its own share of the images; their statistics are put together. settings: whatever else the
@@ -85,28 +65,25 @@ def sweep(
     for guidance in guidances:
         if not math.isfinite(guidance):
             raise ValueError(f"guidance {guidance} is out of range: expected a finite number")
-    wanted = list(dict.fromkeys(float(guidance) for guidance in guidances))
-    state = PartialState()
-    conditions = _conditions(network, real, score, settings or {})
-    points: dict[float, Point]
-    points, problem = broadcast_object_list([*_read(path, conditions)] if state.is_main_process else [None, None])
-    if problem:
-        raise ValueError(problem)
-    for guidance in wanted:
+    figures = ["fid"] + ["inception_score"] * score + ["precision", "recall"] * (real.features is not None)
+    reference = _fingerprint(real.statistics)
+    conditions = {"network": network.sha256, "reference": reference, "figures": figures, "settings": settings or {}}
+    found = kept(path, "the file of a sweep", conditions, ImagePoint.from_dict, _same)
+    points = {point.guidance: point for point in found}
+    for guidance in dict.fromkeys(map(float, guidances)):
         if guidance not in points:
             watch = Watch(sample(guidance))
             seen = look(watch, network, keep=real.features is not None, on_batch=on_batch)
             if not score:
-                seen = Seen(seen.statistics, None, seen.features)
+                seen = SeenImages(seen.statistics, None, seen.features)
             largest = max((n for n, _ in watch.made), default=0)
-            drawn = f"batch {largest}, {state.num_processes} x {network.device.type}"
-            points[guidance] = Point(guidance, quality(seen, real, network), watch.speed(), drawn)
-            if state.is_main_process:
-                _write(path, conditions, points)
+            drawn = f"batch {largest}, {PartialState().num_processes} x {network.device.type}"
+            points[guidance] = ImagePoint(guidance, quality(seen, real, network), watch.speed(), drawn)
+            keep(path, conditions, (asdict(points[guidance]) for guidance in sorted(points)))
         yield points[guidance]
 
 
-def table(points: Sequence[Point]) -> str:
+def table(points: Sequence[ImagePoint]) -> str:
     """A table in Markdown, by guidance, the best of each column in bold; below it the network and the sizes.
 
     Where pictures were not all drawn in one way (batch, device), each speed says in which.
@@ -133,7 +110,7 @@ def table(points: Sequence[Point]) -> str:
     return "\n".join(f"| {line} |" if "---" not in line else f"|{line}|" for line in lines) + f"\n\n{caption(points)}"
 
 
-def caption(points: Iterable[Point]) -> str:
+def caption(points: Iterable[ImagePoint]) -> str:
     """What the figures rest on: the images, the reference, and the network by name and sha256; one for all points."""
     found = dict.fromkeys(described(point.quality) for point in points)
     if len(found) > 1:
@@ -141,13 +118,13 @@ def caption(points: Iterable[Point]) -> str:
     return next(iter(found))
 
 
-def described(q: Quality) -> str:
+def described(q: ImageQuality) -> str:
     """What the figures of one set rest on."""
     known = "" if q.standard else "; not a network known to give published figures"
     return f"{q.images:,} images against {q.reference:,}; features of {q.network} ({short(q.sha256)}){known}"
 
 
-def plot(curves: Mapping[str, Sequence[Point]], path: Path) -> None:
+def plot(curves: Mapping[str, Sequence[ImagePoint]], path: Path) -> None:
     """A PNG: FID against guidance and, where there are scores, FID against Inception Score along the guidance."""
     import matplotlib
 
@@ -186,16 +163,6 @@ def plot(curves: Mapping[str, Sequence[Point]], path: Path) -> None:
     pyplot.close(figure)
 
 
-def _conditions(network: Features, real: Seen, score: bool, settings: Mapping[str, Any]) -> dict[str, Any]:
-    """All that the figures of a file depend on, but for the guidance."""
-    return {
-        "network": network.sha256,
-        "reference": _fingerprint(real.statistics),
-        "figures": ["fid"] + ["inception_score"] * score + ["precision", "recall"] * (real.features is not None),
-        "settings": json.loads(json.dumps(dict(settings))),
-    }
-
-
 def _fingerprint(statistics: Statistics) -> list[float]:
     """The count, and sums that tell mean and covariance apart: a digest would change with the last digit of a feature.
 
@@ -214,32 +181,3 @@ def _same(name: str, before: Any, now: Any) -> bool:
         return bool(before == now)
     near = (isinstance(a, int | float) and math.isclose(a, b, rel_tol=1e-5) for a, b in zip(before, now, strict=False))
     return before[0] == now[0] and all(near)
-
-
-def _read(path: Path, conditions: dict[str, Any]) -> tuple[dict[float, Point], str]:
-    """The points of a file, and what is wrong with it."""
-    if not path.exists():
-        return {}, ""
-    try:
-        found = json.loads(path.read_text())
-        points = [
-            Point(float(p["guidance"]), Quality(**p["quality"]), p["images_per_second"], p.get("drawn"))
-            for p in found["points"]
-        ]
-        stated = {name: found["conditions"][name] for name in conditions}
-    except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
-        return {}, f"{path} is not the file of a sweep: {error}"
-    for name, value in conditions.items():
-        if not _same(name, stated[name], value):
-            before, now = stated[name], value
-            if name == "settings" and isinstance(before, dict):  # the first that differs
-                name = next(one for one in now | before if before.get(one) != now.get(one))
-                before, now = before.get(name), now.get(name)
-            return {}, f"{path} was made with {name} {before}, not {now}: name another file"
-    return {point.guidance: point for point in points}, ""
-
-
-def _write(path: Path, conditions: dict[str, Any], points: dict[float, Point]) -> None:
-    entries = [asdict(points[guidance]) for guidance in sorted(points)]
-    text = json.dumps({"conditions": conditions, "points": entries}, indent=1)
-    write_aside(path, lambda aside: aside.write_text(text))

@@ -1,0 +1,14 @@
+"""What packs a file, by its suffix."""
+
+from __future__ import annotations
+
+import gzip
+import lzma
+
+PACKERS = {".gz": gzip.compress, ".xz": lzma.compress}
+try:
+    import zstandard
+
+    PACKERS[".zst"] = zstandard.compress
+except ImportError:  # an extra
+    pass
