@@ -1,9 +1,11 @@
-"""Tasks of one short row, where their targets stand, and whether a mean is near its truth."""
+"""Tasks of one short row, their loss, where their targets stand, and whether a mean is near its truth."""
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
-from maskless.objective import OBJECTIVES, noise
+from maskless.nn import Network
+from maskless.objective import OBJECTIVES, Task, noise
 from maskless.problems import Problems
 
 L, V = 4, 3
@@ -19,6 +21,12 @@ def task_of(name: str, rows: int, seed: int = 0, valid: Tensor | None = None, le
     t, u = noise(rows, length, seed=seed, step=0)
     tokens = ROW.repeat(rows, 1) if length == L else torch.zeros(rows, length, dtype=torch.long)
     return OBJECTIVES[name](tokens, t, u, torch.ones_like(tokens, dtype=torch.bool) if valid is None else valid)
+
+
+def loss(network: Network, task: Task) -> Tensor:
+    """The weighted cost of a task, from all its logits at once."""
+    costs = F.cross_entropy(network(task.problems).float(), task.answers, reduction="none")
+    return (task.weights * costs).sum()
 
 
 def place(name: str, problems: Problems) -> tuple[Tensor, Tensor]:

@@ -9,9 +9,9 @@ from torch import Tensor
 
 from maskless.checkpoint import Model
 from maskless.logits import row_keys
-from maskless.objective import OBJECTIVES, bound, loss, paper_bound
+from maskless.objective import OBJECTIVES, bound, paper_bound
 from maskless.problems import Problems, dense
-from objective_tasks import ROW, UNBIASED, L, V, by_row, near, task_of, uniform_network
+from objective_tasks import ROW, UNBIASED, L, V, by_row, loss, near, task_of, uniform_network
 
 
 def every_context(network) -> Tensor:

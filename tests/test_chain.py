@@ -8,9 +8,10 @@ from torch import Tensor
 
 from maskless.mixture import Mixture
 from maskless.nn.partition import PartitionConfig, PartitionTransformer
-from maskless.objective import along, bound, chain, loss, noise, orders_of
+from maskless.objective import along, bound, chain, noise, orders_of
 from maskless.problems import Seen, dense, split
 from maskless.problems import chain as chained
+from objective_tasks import loss
 
 L, V = 6, 3
 

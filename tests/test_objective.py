@@ -5,9 +5,10 @@ import itertools
 import pytest
 import torch
 
-from maskless.objective import OBJECTIVES, drop_labels, loss, noise
+from maskless.nn.loss import total_cost
+from maskless.objective import OBJECTIVES, drop_labels, noise
 from maskless.schedule import EDGE
-from objective_tasks import ROW, UNBIASED, L, V, by_row, near, place, task_of, uniform_network
+from objective_tasks import ROW, UNBIASED, L, V, by_row, loss, near, place, task_of, uniform_network
 
 
 @pytest.mark.parametrize("length", [1, 2, 5, 12])
@@ -123,7 +124,7 @@ def test_every_parameter_learns(tiny, kind):
 def test_the_loss_of_a_half_precision_network_is_computed_in_float32():
     task = task_of("pgm", 5)
     logits = torch.randn(5 * L, V, generator=torch.Generator().manual_seed(0)).bfloat16()
-    value = loss(lambda problems: logits, task)
+    value = total_cost(lambda problems: logits, task.problems, task.answers, task.weights)
     picked = logits.float().log_softmax(-1)[torch.arange(5 * L), task.answers]
     assert value.dtype == torch.float32
     torch.testing.assert_close(value, -(task.weights * picked).sum())

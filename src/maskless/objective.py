@@ -1,4 +1,4 @@
-"""Objectives: batches of problems with their answers and weights, the loss, and the variational bound.
+"""Objectives: batches of problems with their answers and weights, and the variational bound.
 
 A task is built on the CPU from tokens and uniform draws, so it is the same on every device, and a process can build
 its own rows of a global batch. What differs between PGM, MDLM and MDLM with complementary masks is only the task and
@@ -16,7 +16,6 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 from maskless.logits import row_keys, uniforms
@@ -170,16 +169,6 @@ def noise(rows: int, length: int, *, seed: int, step: int) -> tuple[Tensor, Tens
 def mixed_seed(*numbers: int) -> int:
     """One seed from several numbers. torch's CPU generator keeps 32 bits of a seed, so they must be mixed well."""
     return int(np.random.SeedSequence(numbers).generate_state(1)[0])
-
-
-def loss(network: Network, task: Task) -> Tensor:
-    """The weighted sum of negative log-probabilities of the answers, in float32."""
-    return (task.weights * negative_log_likelihood(network(task.problems), task.answers)).sum()
-
-
-def negative_log_likelihood(logits: Tensor, answers: Tensor) -> Tensor:
-    """In float32, whatever the network computed in.  (U, V), (U,) -> (U,)"""
-    return F.cross_entropy(logits.float(), answers, reduction="none")
 
 
 @torch.no_grad()

@@ -22,7 +22,8 @@ from maskless.evaluate import harness, options
 from maskless.evaluate.harness import Scorer
 from maskless.nn.blocks import open_gates
 from maskless.nn.partition import PartitionConfig, PartitionTransformer
-from maskless.objective import loss, noise, pgm_exact
+from maskless.objective import noise, pgm_exact
+from objective_tasks import loss
 
 needs_lm_eval = pytest.mark.skipif(
     find_spec("lm_eval") is None, reason="lm-eval is not installed: pip install 'maskless[lm-eval]'"

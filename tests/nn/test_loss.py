@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 from collections.abc import Sequence
-from functools import partial
 
 import pytest
 import torch
@@ -14,8 +13,9 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from maskless.nn import loss as module
 from maskless.nn.blocks import Head
-from maskless.nn.loss import CHUNK_BYTES, chunk_size, cost, costs, weighted_cross_entropy
-from maskless.objective import OBJECTIVES, loss, noise
+from maskless.nn.loss import CHUNK_BYTES, chunk_size, cost, costs, total_cost, weighted_cross_entropy
+from maskless.objective import OBJECTIVES, noise
+from objective_tasks import loss
 
 U, D, V = 13, 6, 70  # neither the targets nor the vocabulary fill their last chunk or row
 CPU, CUDA = torch.device("cpu"), torch.device("cuda")
@@ -202,7 +202,7 @@ def test_a_network_that_reads_its_cost_has_the_loss_and_the_gradients_of_its_log
     tokens = torch.randint(10, (6, 8), generator=torch.Generator().manual_seed(0))
     name = {"masked": "mdlm", "causal": "causal"}.get(kind, "pgm")
     task = OBJECTIVES[name](tokens, t, u, tokens != 3)
-    ours = network(task.problems, partial(cost, answers=task.answers, weights=task.weights))
+    ours = total_cost(network, task.problems, task.answers, task.weights)
     expected, parameters = loss(network, task), list(network.parameters())
     torch.testing.assert_close(ours, expected)
     same(torch.autograd.grad(ours, parameters), torch.autograd.grad(expected, parameters), rtol=1e-4, atol=1e-5)

@@ -1,15 +1,79 @@
-"""A run that goes to its end, and what is in its folder afterwards."""
+"""Kinds of runs, runs that go to their end, and what is in their folders afterwards."""
 
 from __future__ import annotations
 
 import io
+import itertools
+import math
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
+import pytest
 import torch
+from codec_runs import lines
 from rich.console import Console
 
 from maskless.train import state
-from maskless.train.run import RunConfig, run
+from maskless.train.codec import CodecRun, read_pictures, train_codec
+from maskless.train.codec_loop import CodecConfig
+from maskless.train.folder import RunFolder
+from maskless.train.run import Run, RunConfig, run
+
+
+@dataclass(frozen=True)
+class Kind:
+    """How runs of a kind are configured, begun and ended, and where in their folders the model is."""
+
+    configure: Callable[..., Any]  # of changed settings
+    begin: Callable[[Path, Any], RunFolder]
+    end: Callable[[Path, Any, Console], Any]
+    model: str
+
+    def complete(self, folder: Path, config: Any) -> Path:
+        self.end(folder, config, Console(file=io.StringIO()))
+        return folder
+
+    def stop_after(self, folder: Path, config: Any, last: int) -> None:
+        """Take steps up to `last`, saving as a run does, and drop everything that is only in memory."""
+        this = self.begin(folder, config)
+        for step in this:
+            this.log(step)
+            if step.step % this.settings.save_every == 0:
+                this.save(step.step)
+            if step.step == last:
+                break
+
+    def weights(self, folder: Path) -> bytes:
+        return (folder / self.model / "model.safetensors").read_bytes()
+
+
+def network_runs(configure: Callable[..., RunConfig]) -> Kind:
+    return Kind(configure, Run, run, "model")
+
+
+def codec_runs(configure: Callable[..., CodecConfig]) -> Kind:
+    def begin(folder: Path, config: CodecConfig) -> CodecRun:
+        return CodecRun(folder, config, *read_pictures(config, Console(quiet=True)))
+
+    return Kind(configure, begin, train_codec, "codec")
+
+
+@contextmanager
+def spoiled_gradients(step: int) -> Iterator[None]:
+    """After so many backward passes of a run the gradients are no numbers; the loss of that step is one."""
+    opened = RunFolder.open
+
+    def spoil(this: RunFolder, config: Any) -> None:
+        opened(this, config)
+        passes = itertools.count(1)
+        next(this.network.parameters()).register_hook(lambda g: g * math.nan if next(passes) == step else g)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(RunFolder, "open", spoil)
+        yield
 
 
 def complete(folder: Path, config: RunConfig) -> Path:
@@ -19,6 +83,15 @@ def complete(folder: Path, config: RunConfig) -> Path:
 
 def weights(folder: Path) -> bytes:
     return (folder / "model" / "model.safetensors").read_bytes()
+
+
+def trained(folder: Path) -> list[dict]:
+    """The lines of losses."""
+    return [line for line in lines(folder) if "loss" in line]
+
+
+def kept(folder: Path) -> list[str]:
+    return [path.name for path in state.saved(folder / "states")]
 
 
 def newest(folder: Path) -> dict:

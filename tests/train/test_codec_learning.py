@@ -14,7 +14,7 @@ from rich.console import Console
 
 from maskless.codec.vq import to_images
 from maskless.train.codec import CodecRun, configure, read_pictures
-from maskless.train.codec_loop import Trainer, learning_rate, train_steps
+from maskless.train.codec_loop import Trainer, train_steps
 
 CPU = torch.device("cpu")
 
@@ -117,13 +117,6 @@ def test_dead_codes_are_revived_with_their_averages_and_moments(quick):
     for _ in train_steps(never):
         pass
     assert never.use.used() <= 4 / 24
-
-
-def test_the_learning_rate_warms_up_and_falls_to_zero(quick):
-    config = quick(warmup=4, steps=100)
-    assert learning_rate(config, 1, 0.0) == config.learning_rate * 0.5
-    assert learning_rate(config, 50, 0.5) == pytest.approx(config.learning_rate * 0.5)
-    assert learning_rate(config, 99, 1.0) == pytest.approx(0, abs=1e-12)
 
 
 # Images

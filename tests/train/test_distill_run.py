@@ -17,6 +17,7 @@ import torch
 from accelerate import Accelerator
 from PIL import Image
 from rich.console import Console
+from run_folders import kept, spoiled_gradients
 from torch import nn
 
 import maskless
@@ -117,6 +118,20 @@ def test_a_round_begins_with_the_averages_of_the_one_before(data, tmp_path):
     assert not all(last["weights"][name].equal(value) for name, value in fresh.state_dict().items())
     assert second.stride == Stride(share=0.5, ratio=2)
     assert second.how == {"steps": 2}
+
+
+def test_a_round_that_diverges_leaves_its_last_good_state(data, tmp_path):
+    teacher = made(tmp_path / "teacher", data)
+    given = {"steps": 4, "batch": 4, "log_every": 9, "save_every": 1, "keep": 1, "tracker": "none"}
+    config = distill_run.begin(tmp_path / "out", str(teacher), data.folder, train=given, rounds=1, teacher_steps=4)
+    with (
+        spoiled_gradients(3),
+        pytest.raises(ValueError, match=r"the gradient is nan at step 3: --resume goes on from step-00000002.pt"),
+    ):
+        distill_run.distill(tmp_path / "out", config, Console(file=io.StringIO()))
+    assert kept(tmp_path / "out" / "round-1") == ["step-00000002.pt"]
+    assert state.finite(Model.from_pretrained(tmp_path / "out" / "round-1" / "model").parameters())
+    assert not (tmp_path / "out" / "model").exists()
 
 
 @pytest.mark.parametrize(("kind", "groups"), [("pgm", "two"), ("mdlm", "one")])

@@ -15,10 +15,11 @@ from torch import Tensor
 from maskless.data.image_tokens import ImageTokens, label_path
 from maskless.data.tokens import bin_path, global_batch
 from maskless.nn.partition import PartitionConfig, PartitionTransformer
-from maskless.objective import OBJECTIVES, Task, loss, noise
-from maskless.train.config import TrainConfig, learning_rate
+from maskless.objective import OBJECTIVES, Task, noise
+from maskless.train.config import TrainConfig
 from maskless.train.loop import Clock, Progress, is_due, train
 from maskless.train.tasks import objective_of, tasks_of
+from objective_tasks import loss
 
 CPU = torch.device("cpu")
 
@@ -28,7 +29,7 @@ CPU = torch.device("cpu")
 
 def test_the_rate_warms_up_in_equal_parts_and_stays():
     config = TrainConfig(learning_rate=0.8, warmup=4, decay="constant")
-    rates = [learning_rate(config, step, share=step / 100) for step in range(100)]
+    rates = [config.rate(step, share=step / 100) for step in range(100)]
     assert rates[:4] == pytest.approx([0.2, 0.4, 0.6, 0.8])
     assert set(rates[4:]) == {0.8}
 
@@ -36,12 +37,12 @@ def test_the_rate_warms_up_in_equal_parts_and_stays():
 def test_the_rate_falls_as_a_cosine_to_zero():
     config = TrainConfig(learning_rate=0.8, warmup=0, decay="cosine")
     shares = [0, 1 / 3, 1 / 2, 2 / 3, 1, 1.5]
-    assert [learning_rate(config, 9, share) for share in shares] == pytest.approx([0.8, 0.6, 0.4, 0.2, 0, 0])
+    assert [config.rate(9, share) for share in shares] == pytest.approx([0.8, 0.6, 0.4, 0.2, 0, 0])
 
 
 def test_warm_up_and_cosine_multiply():
     config = TrainConfig(learning_rate=0.8, warmup=8, decay="cosine")
-    assert learning_rate(config, 1, 0.5) == pytest.approx(0.8 * (2 / 8) * 0.5)
+    assert config.rate(1, 0.5) == pytest.approx(0.8 * (2 / 8) * 0.5)
 
 
 @pytest.mark.parametrize(

@@ -10,12 +10,12 @@ import pytest
 from PIL import Image
 from rich.console import Console
 
-from maskless.train.report import Metrics, Speed, _smooth, or_unknown, plot_losses, progress_bar, read_metrics
+from maskless.train.report import MetricsFile, Throughput, _smooth, or_unknown, plot_losses, progress_bar, read_metrics
 
 
 def test_lines_come_back_as_they_were_added(tmp_path):
     path = tmp_path / "metrics.jsonl"
-    metrics = Metrics(path, 0)
+    metrics = MetricsFile(path, 0)
     metrics.add(step=1, loss=0.1 + 0.2)
     metrics.add(step=1, validation=7.0)
     assert read_metrics(path) == [{"step": 1, "loss": 0.1 + 0.2}, {"step": 1, "validation": 7.0}] == metrics.lines
@@ -23,7 +23,7 @@ def test_lines_come_back_as_they_were_added(tmp_path):
 
 
 def test_what_is_not_a_number_is_unknown(tmp_path):
-    metrics = Metrics(tmp_path / "metrics.jsonl", 0)
+    metrics = MetricsFile(tmp_path / "metrics.jsonl", 0)
     metrics.add(step=1, validation=7.0, error=math.nan)
     metrics.close()
     assert read_metrics(metrics.path) == [{"step": 1, "validation": 7.0, "error": None}]
@@ -32,11 +32,11 @@ def test_what_is_not_a_number_is_unknown(tmp_path):
 
 def test_a_run_goes_on_behind_the_step_that_it_resumes_from(tmp_path):
     path = tmp_path / "metrics.jsonl"
-    first = Metrics(path, 0)
+    first = MetricsFile(path, 0)
     for step in range(1, 6):
         first.add(step=step, loss=float(step))
     first.close()
-    second = Metrics(path, 3)
+    second = MetricsFile(path, 3)
     second.add(step=4, loss=40.0)
     second.close()
     expected = [{"step": 1, "loss": 1.0}, {"step": 2, "loss": 2.0}, {"step": 3, "loss": 3.0}, {"step": 4, "loss": 40.0}]
@@ -48,7 +48,7 @@ def test_a_half_written_line_is_dropped_and_the_next_one_stands_alone(tmp_path, 
     path = tmp_path / "metrics.jsonl"
     path.write_text('{"step": 1, "loss": 1.0}\n' + left)
     assert read_metrics(path) == [{"step": 1, "loss": 1.0}]
-    metrics = Metrics(path, 1)
+    metrics = MetricsFile(path, 1)
     metrics.add(step=2, loss=20.0)
     metrics.close()
     assert [json.loads(line) for line in path.read_text().splitlines()] == [
@@ -97,20 +97,20 @@ def test_the_bar_shows_its_text_where_it_is_wanted():
 
 
 def test_a_speed_leaves_out_what_warms_up():
-    speed = Speed(10, step=4, seconds=1.0)
+    speed = Throughput(10, step=4, seconds=1.0)
     assert speed.look(6, 11.0) == 2  # the first look: all there is
     assert speed.look(6, 11.0) == 2  # and the end of a run that stops there
     assert speed.look(16, 13.0) == 50
-    assert Speed(10, step=4, seconds=1.0).look(4, 1.0) == 0
+    assert Throughput(10, step=4, seconds=1.0).look(4, 1.0) == 0
 
 
 def test_what_is_measured_again_at_the_last_step_is_written_once(tmp_path):
     path = tmp_path / "metrics.jsonl"
-    metrics = Metrics(path, 0)
+    metrics = MetricsFile(path, 0)
     metrics.add(step=2, loss=1.0)
     metrics.add(step=2, validation=1.5, seconds=3)
     metrics.close()
-    again = Metrics(path, 2)
+    again = MetricsFile(path, 2)
     again.add(step=2, validation=1.5, seconds=4)
     again.add(step=3, loss=0.5)
     again.close()

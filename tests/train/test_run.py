@@ -5,77 +5,23 @@ from __future__ import annotations
 import dataclasses
 import shutil
 from collections.abc import Callable
-from pathlib import Path
 
 import pytest
-import torch
 from rich.console import Console
-from run_folders import complete, leftovers, newest, weights
+from run_folders import complete
 
 import maskless
 from maskless.objective import mixed_seed
-from maskless.train import state
-from maskless.train.config import TEXT_MODELS
 from maskless.train.report import read_metrics
 from maskless.train.run import Run, RunConfig, run
 
-KINDS = [{"model": model} for model in TEXT_MODELS] + [{"model": "pgm", "context": "ordered"}]
-
-
-def stop_after(folder: Path, config: RunConfig, last: int) -> None:
-    """Take steps up to `last`, saving as a run does, and drop everything that is only in memory."""
-    this = Run(folder, config)
-    for step in this:
-        this.log(step)
-        if step.step % config.train.save_every == 0:
-            this.save(step.step)
-        if step.step == last:
-            break
-
-
 # Stopping and going on
-
-
-@pytest.mark.parametrize("kind", KINDS, ids=lambda kind: "-".join(kind.values()))
-def test_a_stopped_and_resumed_run_is_bit_equal_to_one_never_stopped(kind, configure, losses, tmp_path):
-    config = configure(**kind, dropout=0.2)
-    straight = complete(tmp_path / "straight", config)
-    stop_after(tmp_path / "stopped", config, 2)  # before the first state
-    stop_after(tmp_path / "stopped", config, 5)  # after the state of step 3
-    stopped = complete(tmp_path / "stopped", config)
-    assert losses(stopped) == losses(straight)
-    assert list(losses(straight)) == list(range(1, 9))
-    assert weights(stopped) == weights(straight)
-    one, other = newest(stopped), newest(straight)
-    assert one["step"] == other["step"] == 8
-    assert one["updates"] == other["updates"] == 8
-    assert all(map(torch.equal, one["averages"], other["averages"]))
-    assert all(one["weights"][name].equal(value) for name, value in other["weights"].items())
 
 
 def test_dropout_is_on_while_training(configure, losses, tmp_path):
     dropped = complete(tmp_path / "dropped", configure(dropout=0.5, steps=1))
     plain = complete(tmp_path / "plain", configure(dropout=0.0, steps=1))
     assert losses(dropped)[1] != losses(plain)[1]
-
-
-def test_a_run_resumed_between_two_logs_has_no_gap(configure, losses, tmp_path):
-    config = configure(log_every=4, save_every=3)
-    straight = complete(tmp_path / "straight", config)
-    stop_after(tmp_path / "stopped", config, 7)
-    stopped = complete(tmp_path / "stopped", config)
-    assert losses(stopped) == losses(straight)
-    assert list(losses(stopped)) == list(range(1, 9))
-
-
-def test_the_model_of_a_run_is_the_average_of_its_weights(configure, tmp_path):
-    folder = complete(tmp_path / "run", configure(ema=0.5))
-    last = newest(folder)
-    model = maskless.load(folder)
-    for average, parameter in zip(last["averages"], model.parameters(), strict=True):
-        assert average.equal(parameter.data)
-    trained = dict(last["weights"])
-    assert not all(trained[name].equal(value) for name, value in model.network.state_dict().items())
 
 
 def test_what_a_run_gives_back_is_what_it_measured_and_saved(configure, tmp_path):
@@ -99,19 +45,6 @@ def test_dropout_has_random_numbers_of_its_own(configure, tmp_path, monkeypatch)
     assert not set.intersection(*map(set, seeds.values()))
 
 
-def test_training_goes_on_from_the_trained_weights_after_a_look_at_the_average(configure, losses, tmp_path):
-    config = configure(ema=0.5)
-    undisturbed = complete(tmp_path / "undisturbed", config)
-    looked = complete(
-        tmp_path / "looked",
-        dataclasses.replace(config, train=dataclasses.replace(config.train, evaluate_every=2, sample_every=3)),
-    )
-    assert losses(looked) == losses(undisturbed)
-    assert weights(looked) == weights(undisturbed)
-    tested = [line["step"] for line in read_metrics(looked / "metrics.jsonl") if "validation" in line]
-    assert tested == [2, 4, 6, 8]
-
-
 def test_a_run_moves_with_its_data(data, configure, tmp_path):
     inside = dataclasses.replace(configure(), data=str(tmp_path / "run" / "data"))
     shutil.copytree(data.folder, inside.data)
@@ -120,57 +53,12 @@ def test_a_run_moves_with_its_data(data, configure, tmp_path):
     assert RunConfig.read(tmp_path / "moved").data == str(tmp_path / "moved" / "data")
 
 
-def test_a_finished_run_resumed_stays_as_it_is(configure, losses, tmp_path):
-    folder = complete(tmp_path / "run", configure())
-    before = losses(folder), weights(folder)
-    complete(folder, RunConfig.read(folder))
-    assert (losses(folder), weights(folder)) == before
-
-
-def test_a_run_whose_minutes_are_spent_stays_as_it_is_when_resumed(configure, losses, tmp_path):
-    folder = complete(tmp_path / "run", configure(steps=10_000, minutes=0.005))
-    before = losses(folder), weights(folder)
-    assert 0 < len(before[0]) < 10_000
-    complete(folder, RunConfig.read(folder))
-    assert (losses(folder), weights(folder)) == before
-
-
-def test_a_run_that_ends_before_its_first_log_has_a_speed(configure, tmp_path):
-    config = configure(steps=3, log_every=10)
-    summary = run(tmp_path / "run", config, Console(quiet=True))
-    tokens = 3 * config.train.batch * summary.model.config.length
-    assert summary.tokens_per_second >= tokens / summary.seconds > 0
-
-
-def test_the_last_states_are_kept(configure, tmp_path):
-    folder = complete(tmp_path / "run", configure(steps=9, save_every=2, keep=3))
-    assert [path.name for path in state.saved(folder / "states")] == [f"step-{n:08d}.pt" for n in (6, 8, 9)]
-
-
 def test_open_first_weights_differ_from_released_ones(configure, losses, tmp_path):
     first = [losses(complete(tmp_path / name, configure(initial=name, steps=2))) for name in ("open", "released")]
     assert first[0][2] != first[1][2]
 
 
-def test_what_a_killed_process_left_is_swept_away(configure, tmp_path):
-    config = configure(steps=1)
-    for name in ("states/.step-00000003.pt.77.part", "model/.model.safetensors.77.part", ".run.json.77.part"):
-        (tmp_path / name).parent.mkdir(exist_ok=True)
-        (tmp_path / name).write_bytes(b"half")
-    (tmp_path / "model/.codec.77.part").mkdir()
-    complete(tmp_path, config)
-    assert leftovers(tmp_path) == []
-
-
 # What cannot go on
-
-
-def test_a_damaged_state_is_named(configure, tmp_path):
-    folder = complete(tmp_path / "run", configure())
-    newest = state.saved(folder / "states")[-1]
-    newest.write_bytes(newest.read_bytes()[:1000])
-    with pytest.raises(ValueError, match=f"{newest.name} does not fit this run or is damaged"):
-        Run(folder, configure())
 
 
 def test_a_state_of_another_network_is_named(configure, tmp_path):

@@ -90,8 +90,7 @@ def shard(config: RunConfig, folder: Path) -> dict[str, Any]:
             this.evaluate(step.step, 4)
             if step.step == last:
                 break
-        trained = this.network, this.optimizer, this.ema, this.accelerator
-        state.save(folder / "states", last, 0.0, *trained, keep=1)
+        this.save(last)
     result["samples"] = [text.tokens for text in this.samples(2)]
     return result
 

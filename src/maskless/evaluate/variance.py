@@ -9,7 +9,6 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
-from functools import partial
 from typing import Any
 
 import torch
@@ -21,10 +20,10 @@ from maskless.evaluate.likelihood import check_positive
 from maskless.nn import autocast, device_of
 from maskless.nn.calls import evaluating
 from maskless.nn.causal import CausalTransformer
-from maskless.nn.loss import cost
+from maskless.nn.loss import total_cost
 from maskless.nn.masked import MaskedTransformer
 from maskless.nn.partition import chains
-from maskless.objective import OBJECTIVES, Objective, Task, chain, loss, mixed_seed, noise
+from maskless.objective import OBJECTIVES, Objective, Task, chain, mixed_seed, noise
 
 # By the network: what its objectives are called, and which they are. All of them estimate the same bound.
 TWO_GROUPS = {"pgm": "pgm", "pgm-exact": "pgm-exact", "pgm-released": "pgm-released", "mdlm": "mdlm"}
@@ -107,10 +106,7 @@ def _gradient(network: nn.Module, task: Task, parameters: Sequence[Tensor], toke
     device = device_of(network)
     task = task.map(lambda x: x.to(device))
     with autocast(device), torch.enable_grad():
-        if hasattr(network, "head"):  # the logits of all targets are never there at once
-            total = network(task.problems, partial(cost, answers=task.answers, weights=task.weights))
-        else:
-            total = loss(network, task)
+        total = total_cost(network, task.problems, task.answers, task.weights)
         found = torch.autograd.grad(total / tokens, parameters, allow_unused=True)
     return [torch.zeros_like(p) if g is None else g for p, g in zip(parameters, found, strict=True)]
 

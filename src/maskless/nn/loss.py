@@ -29,6 +29,8 @@ from maskless.problems import Problems
 CHUNK_BYTES = 600 * 2**20  # the logits of a chunk: large enough for full speed, small beside the activations
 ALIGNED = 64  # ids: rows of logits that begin at odd addresses would make the products on a GPU slow
 TILE = 128  # targets
+# Of a chunk of targets and their hidden states (C, D): what each costs, (C,), and the gradient of its logits, (C, P).
+Price = Callable[[slice, Tensor], tuple[Tensor, Tensor]]
 
 
 def cost(head: Head, x: Tensor, condition: Tensor, *, answers: Tensor, weights: Tensor) -> Tensor:
@@ -45,7 +47,7 @@ def costs_each(head: Head, x: Tensor, condition: Tensor, *, answers: Tensor) -> 
     dtype, ones = product_type(hidden), torch.ones_like(answers, dtype=torch.float32)
     rows = chunk_size(len(hidden), len(weight), dtype)
     with torch.no_grad(), torch.autocast(hidden.device.type, enabled=False):
-        return _walk(hidden, weight, bias, answers, ones, head.never, rows, dtype)
+        return walk(hidden, *_cross_entropies(weight, bias, answers, ones, head.never, rows, dtype), rows)
 
 
 def answer_costs(network: Network, problems: Problems, answers: Tensor) -> Tensor:
@@ -56,6 +58,13 @@ def answer_costs(network: Network, problems: Problems, answers: Tensor) -> Tenso
         if isinstance(network, nn.Module) and hasattr(network, "head"):  # the logits are never there all at once
             return network(problems, partial(costs_each, answers=answers)).double().cpu()
         return F.cross_entropy(network(problems).float(), answers, reduction="none").double().cpu()
+
+
+def total_cost(network: Network, problems: Problems, answers: Tensor, weights: Tensor) -> Tensor:
+    """The weighted sum of the costs of answers to problems, of a network or of a function, in float32.  -> ()"""
+    if isinstance(network, nn.Module) and hasattr(network, "head"):
+        return network(problems, partial(cost, answers=answers, weights=weights))
+    return (weights * F.cross_entropy(network(problems).float(), answers, reduction="none")).sum()
 
 
 def weighted_cross_entropy(
@@ -78,9 +87,29 @@ def weighted_cross_entropy(
     dtype = product_type(hidden)
     rows = chunk or chunk_size(len(hidden), len(weight), dtype)
     with torch.autocast(hidden.device.type, enabled=False):
-        if torch.is_grad_enabled():
-            return _Walk.apply(hidden, weight, bias, answers, weights, never, rows, dtype)
-        return _walk(hidden, weight, bias, answers, weights, never, rows, dtype).sum()
+        w, price = _cross_entropies(weight, bias, answers, weights, never, rows, dtype)
+        return walked(hidden, weight, bias, w, price, rows)
+
+
+def _cross_entropies(
+    weight: Tensor,
+    bias: Tensor | None,
+    answers: Tensor,
+    weights: Tensor,
+    never: int | None,
+    rows: int,
+    dtype: torch.dtype,
+) -> tuple[Tensor, Price]:
+    """The padded weight, (P, D), and what chunks of `rows` targets cost."""
+    w, b = padded(weight, bias, dtype, dtype)
+    logits, costs_of = w.new_empty(min(rows, len(answers)), len(w)), _costs_on(w.device)
+    gradients = torch.is_grad_enabled()
+
+    def price(part: slice, h: Tensor) -> tuple[Tensor, Tensor]:
+        x = torch.addmm(b, h, w.T, out=logits[: len(h)])
+        return costs_of(x, answers[part], weights[part], len(weight), never, gradients=gradients), x
+
+    return w, price
 
 
 def product_type(x: Tensor) -> torch.dtype:
@@ -95,54 +124,64 @@ def chunk_size(targets: int, vocab: int, dtype: torch.dtype) -> int:
     return max(TILE, round_up(math.ceil(targets / chunks), TILE))
 
 
+@torch.no_grad()
+def padded(weight: Tensor, bias: Tensor | None, dtype: torch.dtype, bias_dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+    """A linear with zeros for ids that do not exist.  (V, D), (V,) -> (P, D), (P,)"""
+    (V, D), P = weight.shape, round_up(len(weight), ALIGNED)
+    w, b = weight.new_zeros(P, D, dtype=dtype), weight.new_zeros(P, dtype=bias_dtype)
+    w[:V] = weight
+    if bias is not None:
+        b[:V] = bias
+    return w, b
+
+
+def walk(
+    hidden: Tensor, w: Tensor, price: Price, rows: int, gradients: tuple[Tensor, Tensor, Tensor] | None = None
+) -> Tensor:
+    """What all targets cost, (U,), taken `rows` at a time.
+
+    hidden (U, D), w (P, D) the padded weight. gradients: of hidden, to fill, and of w and its bias, to add to.
+    """
+    parts = []
+    for begin in range(0, len(hidden), rows):
+        part = slice(begin, begin + rows)
+        h = hidden[part].to(w.dtype)
+        found, x = price(part, h)
+        parts.append(found)
+        if gradients is not None:
+            d_hidden, d_weight, d_bias = gradients
+            d_bias += x.sum(0, dtype=d_bias.dtype)
+            x = x.to(w.dtype)
+            multiply(x, w, d_hidden[part], add=False)
+            multiply(x.T, h, d_weight, add=True)
+    return torch.cat(parts) if parts else w.new_zeros(0, dtype=exact(w.dtype))
+
+
+def walked(hidden: Tensor, weight: Tensor, bias: Tensor | None, w: Tensor, price: Price, rows: int) -> Tensor:
+    """The sum of what all targets cost, with gradients of the hidden states and of the linear.  -> ()"""
+    if torch.is_grad_enabled():
+        return _Walk.apply(hidden, weight, bias, w, price, rows)
+    return walk(hidden, w, price, rows).sum()
+
+
 class _Walk(torch.autograd.Function):
-    """`_walk`, which finds the gradients on its way, and a backward pass that scales them."""
+    """`walk`, which finds the gradients on its way, and a backward pass that scales them."""
 
     @staticmethod
-    def forward(ctx: Any, hidden: Tensor, weight: Tensor, bias: Tensor | None, *others: Any) -> Tensor:
-        (V, D), P = weight.shape, round_up(len(weight), ALIGNED)
-        d_hidden = hidden.new_empty(hidden.shape)
-        d_weight, d_bias = (weight.new_zeros(shape, dtype=exact(weight.dtype)) for shape in ((P, D), (P,)))
-        loss = _walk(hidden, weight, bias, *others, gradients=(d_hidden, d_weight, d_bias)).sum()
+    def forward(
+        ctx: Any, hidden: Tensor, weight: Tensor, bias: Tensor | None, w: Tensor, price: Price, rows: int
+    ) -> Tensor:
+        V, dtype = len(weight), exact(weight.dtype)
+        gradients = torch.empty_like(hidden), torch.zeros_like(w, dtype=dtype), w.new_zeros(len(w), dtype=dtype)
+        d_hidden, d_weight, d_bias = gradients
+        loss = walk(hidden, w, price, rows, gradients).sum()
         ctx.save_for_backward(d_hidden, d_weight[:V], None if bias is None else d_bias[:V])
         return loss
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, scale: Tensor) -> tuple[Tensor | None, ...]:
-        return *(None if g is None else g * scale for g in ctx.saved_tensors), None, None, None, None, None
-
-
-def _walk(
-    hidden: Tensor,
-    weight: Tensor,
-    bias: Tensor | None,
-    answers: Tensor,
-    weights: Tensor,
-    never: int | None,
-    rows: int,
-    dtype: torch.dtype,
-    *,
-    gradients: tuple[Tensor, Tensor, Tensor] | None = None,
-) -> Tensor:
-    """Weighted costs, (U,); gradients: of hidden, to be filled, and of the padded weight and bias, to be added to."""
-    (U, D), V, P = hidden.shape, len(weight), round_up(len(weight), ALIGNED)
-    w, b = weight.new_zeros(P, D, dtype=dtype), weight.new_zeros(P, dtype=dtype)
-    w[:V] = weight
-    if bias is not None:
-        b[:V] = bias
-    logits, parts, costs_of = w.new_empty(min(rows, U), P), [], _costs_on(hidden.device)
-    for begin in range(0, U, rows):
-        part = slice(begin, begin + rows)
-        h = hidden[part].to(dtype)
-        x = torch.addmm(b, h, w.T, out=logits[: len(h)])  # (C, P)
-        parts.append(costs_of(x, answers[part], weights[part], V, never, gradients=gradients is not None))
-        if gradients is not None:  # x is now the gradient of the logits
-            d_hidden, d_weight, d_bias = gradients
-            multiply(x, w, d_hidden[part], add=False)
-            multiply(x.T, h, d_weight, add=True)
-            d_bias += x.sum(0, dtype=d_bias.dtype)
-    return torch.cat(parts) if parts else w.new_zeros(0, dtype=exact(dtype))
+        return *(None if g is None else g * scale for g in ctx.saved_tensors), None, None, None
 
 
 def multiply(a: Tensor, b: Tensor, into: Tensor, *, add: bool) -> None:

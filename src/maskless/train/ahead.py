@@ -2,44 +2,22 @@
 
 from __future__ import annotations
 
-import queue
-import threading
+from collections import deque
 from collections.abc import Iterable, Iterator
-from typing import TypeVar
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any, TypeVar
 
 T = TypeVar("T")
+END: Any = object()
 
 
 def ahead(items: Iterable[T], depth: int = 2) -> Iterator[T]:
-    """The same items, prepared by a thread a little ahead of their use."""
-    ready: queue.Queue[T | Exception | None] = queue.Queue(depth)
-    stop = threading.Event()
-
-    def put(item: T | Exception | None) -> bool:
-        while not stop.is_set():
-            try:
-                ready.put(item, timeout=0.1)
-                return True
-            except queue.Full:
-                pass
-        return False
-
-    def work() -> None:
-        try:
-            for item in items:
-                if not put(item):
-                    return
-            put(None)
-        except Exception as error:  # raised again where the items are used
-            put(error)
-
-    thread = threading.Thread(target=work, daemon=True)
-    thread.start()
+    """The same items, prepared by a thread a little ahead of their use; an error comes where its item would have."""
+    source, thread = iter(items), ThreadPoolExecutor(1)
     try:
-        while (item := ready.get()) is not None:
-            if isinstance(item, Exception):
-                raise item
+        ready = deque(thread.submit(next, source, END) for _ in range(depth))
+        while (item := ready.popleft().result()) is not END:
+            ready.append(thread.submit(next, source, END))
             yield item
     finally:
-        stop.set()
-        thread.join()
+        thread.shutdown(cancel_futures=True)

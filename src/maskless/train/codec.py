@@ -1,12 +1,11 @@
-"""A codec's training run as a folder: run.json, metrics.jsonl, states/, codec/, reconstructions.png; it resumes."""
+"""The run of a codec: its pictures, and what it trains, measures and saves as its model; folder.py does the rest."""
 
 from __future__ import annotations
 
 import dataclasses
 import json
 import math
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -21,35 +20,23 @@ from maskless import pictures
 from maskless.codec.vq import VQ, VQConfig, check_size, read_codec, to_images, to_pixels
 from maskless.codec.vq_losses import psnr
 from maskless.data.images import read_images
-from maskless.files import sweep, write_aside
 from maskless.nn import autocast
-from maskless.train.codec_loop import CodecConfig, CodecStep, Trainer, share_done, train_steps
-from maskless.train.interruption import Interruption
-from maskless.train.loop import Clock, is_due
-from maskless.train.report import Metrics, Speed, or_unknown, progress_bar
-from maskless.train.state import (
-    DIVERGED,
-    UNREADABLE,
-    check_end,
-    check_numbers,
-    diverged,
-    dump,
-    finite,
-    saved,
-    unreadable,
-)
+from maskless.train import folder as folders
+from maskless.train import state
+from maskless.train.codec_loop import CodecConfig, Trainer, train_steps
+from maskless.train.folder import RunFolder, Station
+from maskless.train.loop import Progress
+from maskless.train.report import or_unknown, progress_bar
 
 MOST_TESTED = 1_024  # of the images that are held out
 LARGEST = 64  # pixels along a side, if nobody says
 PICTURES = "pictures"  # in run.json, beside the configuration: how many, and their shape
 SHOWN = 8  # images in the picture of reconstructions
 MULTIPLIERS = {2: (1, 2), 4: (1, 2, 4), 8: (1, 2, 2, 4)}  # by factor
-# What may change when a run goes on; everything else is as it began.
-CHANGEABLE = ("steps", "minutes", "evaluate_every", "save_every", "log_every", "keep")
 
 
 @dataclass(frozen=True)
-class Quality:
+class CodecQuality:
     """How well the averaged weights reconstruct, and how the last batches used the codes."""
 
     psnr: float  # dB, the mean over images
@@ -66,7 +53,7 @@ class CodecSummary:
     """How a run ended."""
 
     codec: VQ
-    quality: Quality
+    quality: CodecQuality
     steps: int
     seconds: float
     images_per_second: float
@@ -104,12 +91,7 @@ def resumed(
     own = dataclasses.asdict(config.codec) | dataclasses.asdict(config) | {"factor": config.codec.factor}
     given = (codec or {}) | training | ({} if factor is None else {"factor": factor})
     given |= {"images": _whole(images)} if images else {}
-    for name, value in given.items():
-        if name not in CHANGEABLE and own[name] != value:
-            raise ValueError(f"{name} is {own[name]} in {folder}, not {value}: a run goes on as it began")
-    if "steps" in training:
-        check_end(folder, training["steps"])
-    return dataclasses.replace(config, **{name: value for name, value in training.items() if name in CHANGEABLE})
+    return dataclasses.replace(config, **folders.changed(folder, own, given))
 
 
 def _whole(images: list[str]) -> tuple[str, ...]:
@@ -119,84 +101,71 @@ def _whole(images: list[str]) -> tuple[str, ...]:
 
 def read_config(folder: Path) -> CodecConfig:
     """What run.json in a run's folder says."""
-    try:
-        fields = json.loads((folder / "run.json").read_text())
+
+    def build(fields: dict[str, Any]) -> CodecConfig:
         fields.pop(PICTURES, None)
         return CodecConfig(**fields | {"codec": VQConfig(**fields["codec"])})
-    except FileNotFoundError:
-        raise ValueError(f"nothing to resume: {folder} has no run.json") from None
-    except (KeyError, TypeError, json.JSONDecodeError, RecursionError) as error:
-        raise ValueError(f"{folder / 'run.json'} is not the configuration of a codec's run: {error!r}") from None
+
+    return folders.read_config(folder / folders.CONFIG, "the configuration of a codec's run", build)
 
 
 def find_device() -> torch.device:
     return torch.device("cuda" if torch.cuda.is_available() else "cpu")
 
 
-class CodecRun:
-    """A run in progress: what is trained, and what happens at its stations."""
+class CodecRun(RunFolder[CodecQuality]):
+    """The run of a codec in progress, in one process."""
+
+    takes = "images"
 
     def __init__(self, folder: Path, config: CodecConfig, images: np.ndarray, held_out: np.ndarray):
         """images: (N, H, W, C) uint8; held_out: (N,) bool, those to test on; where there are none, on the others."""
-        self.folder, self.config, self.images = folder, config, images
-        self.held_out, trained = bool(held_out.any()), np.flatnonzero(~held_out)
-        tested = np.flatnonzero(held_out) if self.held_out else trained
-        count = min(MOST_TESTED, len(tested))
-        self.tested = tested[np.arange(count) * len(tested) // count]  # evenly: a folder is sorted by class
+        super().__init__(folder, config)
+        self.images, self.held_out, trained = images, bool(held_out.any()), np.flatnonzero(~held_out)
+        self.tested = _evenly(np.flatnonzero(held_out) if self.held_out else trained, MOST_TESTED)
         self.trainer = Trainer(config, images, trained, find_device())
-        self.start, spent = self._restore()
-        folder.mkdir(parents=True, exist_ok=True)
-        sweep(folder)
-        text = json.dumps(dataclasses.asdict(config) | {PICTURES: images.shape}, indent=2) + "\n"
-        write_aside(folder / "run.json", lambda path: path.write_text(text))
-        self.metrics = Metrics(folder / "metrics.jsonl", self.start)
-        self.clock, self.waiting = Clock(spent), list[CodecStep]()
+        self.network, self.ema = self.trainer.codec, self.trainer.ema
+        self.open(dataclasses.asdict(config) | {PICTURES: images.shape})
 
-    def __iter__(self) -> Iterator[CodecStep]:
+    def __iter__(self) -> Iterator[Progress]:
         return train_steps(self.trainer, start=self.start, clock=self.clock)
 
-    def log(self, step: CodecStep) -> float | None:
-        """Note a step; every `log_every` steps write the losses since the last time. Returns the last loss, if read."""
-        self.waiting.append(step)
-        return None if step.step % self.config.log_every and step.share < 1 else self._write_losses()
+    def weights(self) -> list[Tensor]:
+        return self.trainer.weights()
 
-    def _write_losses(self) -> float | None:
-        if not self.waiting:
-            return None
-        found = [{"loss": step.loss, **step.parts, "gradient": step.gradient} for step in self.waiting]
-        values = iter(torch.stack([value.float() for line in found for value in line.values()]).tolist())  # one wait
-        for step, names in zip(self.waiting, found, strict=True):
-            line = {name: next(values) for name in names}
-            if wrong := [name for name, value in line.items() if not math.isfinite(value)]:
-                said = f"the {wrong[0]} is {line[wrong[0]]}"  # the loss comes first, then its parts, then the gradient
-                raise diverged(said, step.step, self.folder / "states")
-            use = self._use() if step is self.waiting[-1] else {}
-            self._note(step.step, **line, rate=step.rate, **use)
-        self.waiting.clear()
-        return line["loss"]
+    def state(self) -> dict[str, Any]:
+        return {"trainer": self.trainer.state()}
+
+    def restore(self, found: dict[str, Any]) -> None:
+        self.trainer.restore(found["trainer"])
+        state.check_numbers(self.weights())
+
+    def save_model(self) -> None:
+        with self.averaged():
+            self.trainer.codec.save(self.folder / "codec")
+
+    def facts(self) -> dict[str, float]:
+        """How the last batches used the codes."""
+        return {"codes_used": self.trainer.use.used(), "code_perplexity": self.trainer.use.perplexity()}
 
     @torch.no_grad()
-    def evaluate(self, step: int) -> Quality:
+    def evaluate(self, step: int) -> CodecQuality:
         """PSNR of the averaged weights on images that were held out, and a picture of some of them."""
-        self._write_losses()  # one that is no number is named before it spoils what is measured
-        decibels, differences = [], []
-        batch, count = self.config.batch, min(SHOWN, len(self.tested))
-        with self.clock.paused(), self._averaged():
+        decibels, differences, batch = [], [], self.settings.batch
+        with self.looking():
             for first in range(0, len(self.tested), batch):
                 images, out = self._rebuilt(self.tested[first : first + batch])
                 decibels.append(psnr(out, images))
                 differences.append((out.float().clamp(-1, 1) - images).abs().mean((1, 2, 3)))
             each = torch.cat(decibels).double().cpu()
             if not each.isfinite().all():
-                raise ValueError(f"the PSNR is {each.mean().item()} at step {step}: {DIVERGED}")
-            shown, rebuilt = self._rebuilt(self.tested[np.arange(count) * len(self.tested) // count])
-            pictures.reconstructions(
-                to_pixels(shown).cpu(), to_pixels(rebuilt).cpu(), self.folder / "reconstructions.png"
-            )
+                raise ValueError(f"the PSNR is {each.mean().item()} at step {step}: {state.DIVERGED}")
+            shown, rebuilt = (to_pixels(images).cpu() for images in self._rebuilt(_evenly(self.tested, SHOWN)))
+            pictures.reconstructions(shown, rebuilt, self.folder / "reconstructions.png")
         error = each.std().item() / math.sqrt(len(each)) if len(each) > 1 else math.nan
         l1 = torch.cat(differences).mean().item()
-        quality = Quality(each.mean().item(), error, l1, len(each), self.held_out, **self._use())
-        self._note(step, **dataclasses.asdict(quality))
+        quality = CodecQuality(each.mean().item(), error, l1, len(each), self.held_out, **self.facts())
+        self.note(step, **dataclasses.asdict(quality))
         return quality
 
     def _rebuilt(self, numbers: np.ndarray) -> tuple[Tensor, Tensor]:
@@ -206,47 +175,18 @@ class CodecRun:
             out, _ = self.trainer.codec(images)
         return images, out
 
-    def save(self, step: int) -> None:
-        """Write the losses up to here, the training state, then the averaged codec."""
-        self._write_losses()  # the metrics of a run that resumes here have no gap
-        if not finite(self.trainer.weights()):  # a state of them would take the place of a good one
-            raise diverged("weights are no finite numbers", step, self.folder / "states")
-        with self.clock.paused():
-            folder = self.folder / "states"
-            state = {"step": step, "seconds": self.clock.seconds, "trainer": self.trainer.state()}
-            folder.mkdir(exist_ok=True)
-            write_aside(folder / f"step-{step:08d}.pt", lambda path: dump(state, path))
-            for old in saved(folder)[: -self.config.keep]:
-                old.unlink()
-            with self._averaged():
-                self.trainer.codec.save(self.folder / "codec")
+    def stations(self) -> list[Station]:
+        return [(self.settings.evaluate_every, lambda step: described(self.evaluate(step)))]
 
-    def close(self) -> None:
-        self.metrics.close()
+    def finish(self, step: int, say: Callable[[str], None]) -> CodecQuality:
+        say("evaluating")
+        return self.evaluate(step)
 
-    def _restore(self) -> tuple[int, float]:
-        """Put the newest state in place; returns its step and the seconds spent, or zeros where there is none."""
-        states = saved(self.folder / "states")
-        if not states:
-            return 0, 0.0
-        try:
-            state = torch.load(states[-1], map_location="cpu", weights_only=True)
-            self.trainer.restore(state["trainer"])
-            check_numbers(self.trainer.weights())
-            return state["step"], state["seconds"]
-        except UNREADABLE as error:
-            raise unreadable(states, error) from None
 
-    def _use(self) -> dict[str, float]:
-        return {"codes_used": self.trainer.use.used(), "code_perplexity": self.trainer.use.perplexity()}
-
-    def _note(self, step: int, **line: Any) -> None:
-        self.metrics.add(step=step, **line, seconds=round(self.clock.seconds, 3))
-
-    @contextmanager
-    def _averaged(self) -> Iterator[None]:
-        with self.trainer.ema.swapped_into(self.trainer.codec.parameters()):
-            yield
+def _evenly(numbers: np.ndarray, most: int) -> np.ndarray:
+    """At most so many of some numbers, over their whole range: a folder is sorted by class."""
+    count = min(most, len(numbers))
+    return numbers[np.arange(count) * len(numbers) // count]
 
 
 def train_codec(folder: Path, config: CodecConfig, console: Console) -> CodecSummary:
@@ -255,44 +195,17 @@ def train_codec(folder: Path, config: CodecConfig, console: Console) -> CodecSum
     _check_pictures(folder, images)
     run = CodecRun(folder, config, images, held_out)
     size = sum(p.numel() for p in run.trainer.codec.parameters()) / 1e6
-    resumed = f", resumed at step {run.start:,}" if run.start else ""
-    _say(
-        console,
+    opening = (
         f"[bold]codec[/]: {size:.1f} M parameters, {len(images):,} images of {images.shape[1]} x {images.shape[2]}, "
-        f"factor {config.codec.factor}, {config.codec.codes:,} codes, {run.trainer.device.type}{resumed}",
+        f"factor {config.codec.factor}, {config.codec.codes:,} codes, {run.trainer.device.type}"
     )
-    share, done = share_done(config, run.start, run.clock), run.start
-    speed = Speed(config.batch, run.start, run.clock.seconds)
-    with progress_bar(console) as bar:
-        task = bar.add_task("training", total=1.0, text="starting")
-        with Interruption() as interruption:
-            for step in run:
-                done, last = step.step, step.share >= 1
-                if (loss := run.log(step)) is not None:
-                    seen = speed.look(done, run.clock.seconds)
-                    bar.update(task, completed=step.share, text=f"loss {loss:6.3f}  {seen:>7,.0f} images/s")
-                if is_due(config.evaluate_every, step, share) and not last:
-                    _say(console, f"  step {done:,}: {described(run.evaluate(done))}")
-                interrupted = interruption.asked  # read once: Ctrl-C may come between the lines
-                if is_due(config.save_every, step, share) or last or interrupted:
-                    run.save(done)
-                if interrupted:
-                    raise KeyboardInterrupt
-                share = step.share
-        if done == run.start:  # all was done: a kill may have come between the last state and its codec
-            run.save(done)
-        seconds = run.clock.seconds
-        seen = speed.look(done, seconds)
-        bar.update(task, completed=1.0, text="evaluating")
-        quality = run.evaluate(done)
-        bar.update(task, text=f"{seen:>7,.0f} images/s")
-    run.close()
+    ended = folders.complete(run, console, opening, name="training", each=config.batch)
     codec = read_codec(folder / "codec")
     assert isinstance(codec, VQ)
-    return CodecSummary(codec, quality, done, seconds, seen)
+    return CodecSummary(codec, ended.found, ended.steps, ended.seconds, ended.speed)
 
 
-def described(quality: Quality) -> str:
+def described(quality: CodecQuality) -> str:
     """One line for people."""
     kind = "images held out" if quality.held_out else "training images"
     return (
@@ -321,7 +234,8 @@ def read_pictures(config: CodecConfig, console: Console) -> tuple[np.ndarray, np
         bar.update(task, completed=found.total, text=f"{count:,} images")
     if broken:
         named = "; ".join(broken[:5]) + ("; ..." if len(broken) > 5 else "")
-        _say(console, escape(f"  {len(broken):,} image(s) skipped that cannot be read: {named}"))
+        text = escape(f"  {len(broken):,} image(s) skipped that cannot be read: {named}")
+        console.print(text, highlight=False, soft_wrap=True)
     return images[:count], held_out[:count]
 
 
@@ -334,7 +248,3 @@ def _check_pictures(folder: Path, images: np.ndarray) -> None:
         raise ValueError(
             f"the images changed since {folder} began, from {then} to {now} pixels: a run goes on as it began"
         )
-
-
-def _say(console: Console, text: str) -> None:
-    console.print(text, highlight=False, soft_wrap=True)

@@ -31,26 +31,23 @@ from maskless.data.tokens import global_batch
 from maskless.ema import EMA
 from maskless.nn import autocast
 from maskless.objective import mixed_seed
-from maskless.seeds import check_seed
-from maskless.train.loop import Clock, Progress
+from maskless.train.config import Settings, check_ranges
+from maskless.train.loop import Clock, Progress, share_done
 
 FADE = 0.1  # the share of a run over which the adversarial loss comes in
 FLIPS, REVIVALS = 1, 2  # what a step draws
 
 
 @dataclass(frozen=True, kw_only=True)
-class CodecConfig:
+class CodecConfig(Settings):
     """Everything that determines the training of a codec; stands in its run.json."""
 
     images: tuple[str, ...]  # what `data.images.read_images` takes
     size: int | None = None  # pixels along a side; None: as the first image has them, 64 at most
     codec: VQConfig
     steps: int = 20_000
-    minutes: float | None = None  # stop after this long (evaluating and saving not counted), if before the last step
     batch: int = 64
-    learning_rate: float = 3e-4  # after the warm-up a cosine to zero
     warmup: int = 100
-    clip: float = 1.0
     commitment: float = 0.25
     multiscale: float = 1.0  # weight of the multi-scale loss, beside 1 of the pixels
     adversarial: float = 0.2  # length of the adversarial gradient, beside 1 of both; 0: none
@@ -58,35 +55,12 @@ class CodecConfig:
     ema: float = 0.999
     flip: bool = True  # half of the images, left and right exchanged
     revive_after: int | None = None  # batches after which an unused code is put elsewhere; None: derived; 0: never
-    seed: int = 0
-    evaluate_every: int | None = None  # steps; None: every 1,000 and at each tenth of the run; 0: only at the end
-    save_every: int | None = None
-    log_every: int = 10
-    keep: int = 2  # training states that stay on disk
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "images", tuple(self.images))  # JSON has lists
-        for name in ("steps", "batch", "learning_rate", "clip", "log_every", "keep"):
-            if not getattr(self, name) > 0:
-                raise ValueError(f"{name} {getattr(self, name)} is out of range: expected more than 0")
-        check_seed(self.seed)
-        whole = ("warmup", "revive_after", "evaluate_every", "save_every")
-        for name in ("commitment", "multiscale", "adversarial", *whole):
-            if (value := getattr(self, name)) is not None and not value >= 0:
-                raise ValueError(f"{name} {value} is out of range: expected 0 or more")
-        if self.minutes is not None and not self.minutes > 0:
-            raise ValueError(f"minutes {self.minutes} is out of range: expected more than 0")
-        if not 0 <= self.adversarial_start <= 1:
-            raise ValueError(f"adversarial_start {self.adversarial_start} is out of range: expected 0 to 1")
-        if not 0 <= self.ema < 1:
-            raise ValueError(f"ema {self.ema} is out of range: expected at least 0 and less than 1")
-
-
-@dataclass(frozen=True)
-class CodecStep(Progress):
-    """What a step gave. The parts of the loss stay on the device, as the loss does."""
-
-    parts: dict[str, Tensor]
+        super().__post_init__()
+        check_ranges(self, "0 or more", "commitment", "multiscale", "adversarial", "revive_after")
+        check_ranges(self, "0 to 1", "adversarial_start")
 
 
 class Trainer:
@@ -185,34 +159,21 @@ class Trainer:
         self.use.counts.copy_(state["use"])
 
 
-def train_steps(trainer: Trainer, *, start: int = 0, clock: Clock | None = None) -> Iterator[CodecStep]:
+def train_steps(trainer: Trainer, *, start: int = 0, clock: Clock | None = None) -> Iterator[Progress]:
     """Take steps from `start` on, until the last step or until the minutes are spent.
 
     clock: goes on from earlier parts of the run.
     """
-    config, clock = trainer.config, clock or Clock(0.0)
+    config, clock, cuda = trainer.config, clock or Clock(0.0), trainer.device.type == "cuda"
     share = share_done(config, start, clock)
     for step in range(start, config.steps):
         if share >= 1:
             return
-        rate = learning_rate(config, step, share)
-        cuda = trainer.device.type == "cuda"
+        rate = config.rate(step, share)
         with torch.backends.cudnn.flags(enabled=True, benchmark=True) if cuda else nullcontext():
             loss, gradient, parts = trainer.step(step, share, rate)
         share = share_done(config, step + 1, clock)
-        yield CodecStep(step + 1, loss, gradient, rate, share, parts)
-
-
-def share_done(config: CodecConfig, step: int, clock: Clock) -> float:
-    """How much of the run is done, 0 to 1 or a little more."""
-    spent = 0.0 if config.minutes is None else clock.seconds / (60 * config.minutes)
-    return max(step / config.steps, spent)
-
-
-def learning_rate(config: CodecConfig, step: int, share: float) -> float:
-    """Linear warm-up, then a cosine to zero at the end of the run."""
-    warm = min(1.0, (step + 1) / max(1, config.warmup))
-    return config.learning_rate * warm * 0.5 * (1 + math.cos(math.pi * min(1.0, share)))
+        yield Progress(step + 1, loss, gradient, rate, share, parts)
 
 
 def _adam(network: nn.Module, rate: float) -> torch.optim.AdamW:

@@ -33,7 +33,7 @@ from maskless.objective import mixed_seed, noise
 from maskless.problems import Problems, partition, split
 from maskless.train.config import TrainConfig
 from maskless.train.distill_loss import RULED_OUT, Divergence, Linear, divergence
-from maskless.train.loop import Work
+from maskless.train.loop import Workload
 from maskless.train.tasks import counts, labels_of, pieces_of
 
 DRAWS = 1 << 20  # keeps the seeds of draws apart from those of dropout, which end in the number of a process
@@ -72,7 +72,7 @@ class Stride:
 
 
 @dataclass(frozen=True)
-class Ask:
+class TeacherStep:
     """A step of the teacher: problems whose context tokens stand on the board, and where its answers go."""
 
     problems: Problems
@@ -81,9 +81,9 @@ class Ask:
     places: Tensor  # (U',) where each stands among the student's targets
     draws: Tensor  # (U',) uniform draws in [0, 1)
 
-    def map(self, change: Callable[[Tensor], Tensor]) -> Ask:
+    def map(self, change: Callable[[Tensor], Tensor]) -> TeacherStep:
         tensors = (self.known, self.cells, self.places, self.draws)
-        return Ask(self.problems.map(change), *map(change, tensors))
+        return TeacherStep(self.problems.map(change), *map(change, tensors))
 
 
 @dataclass(frozen=True)
@@ -93,7 +93,7 @@ class Lesson:
     problems: Problems  # S
     weights: Tensor  # (U,) float32
     board: Tensor  # (S * L,) what is known at first; 0 elsewhere
-    asks: tuple[Ask, ...]
+    asks: tuple[TeacherStep, ...]
 
     def labelled(self, labels: Tensor | None) -> Lesson:
         """The same lesson with the class label of each sequence.  (B,)"""
@@ -175,7 +175,7 @@ def _ends(u: Tensor, known: Tensor, stride: Stride) -> Tensor:
 
 def _laid_out(
     problems: Problems, tokens: Tensor, order: Tensor, ends: Tensor, v: Tensor
-) -> tuple[Tensor, tuple[Ask, ...]]:
+) -> tuple[Tensor, tuple[TeacherStep, ...]]:
     """The board and the teacher's steps.  tokens, order (S, L), ends (S, m+1), v (B, L)"""
     S, L = tokens.shape
     known = torch.arange(L) < ends[:, :1]
@@ -190,7 +190,7 @@ def _laid_out(
         cells = rows * L + part.targets
         before = problems.target_offsets.bounds[:-1].long() + start - ends[:, 0]
         asks.append(
-            Ask(
+            TeacherStep(
                 problems=part,
                 known=busy[part.offsets.owner] * L + part.positions,
                 cells=cells,
@@ -297,12 +297,12 @@ def lessons(
 
 def teaching(
     teacher: Teacher, kind: Divergence, rows: TokenRows, config: TrainConfig, stride: Stride, groups: str, **share: Any
-) -> Work:
+) -> Workload:
     """What the steps of a round work on; share: as `lessons` takes it.
 
     Of the teacher's steps each has a shape of its own, so nothing is captured.
     """
-    return Work(
+    return Workload(
         pieces=lambda step: lessons(rows, config, stride, groups, step, **share),
         loss=partial(teacher.loss, kind),
         ready=teacher,

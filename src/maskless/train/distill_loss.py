@@ -1,9 +1,8 @@
 """How far a student is from its teacher, without the logits of either: targets walk through both heads in chunks.
 
-The logits of all targets would be the largest tensors by far: for 32 sequences of 1,024 tokens and 50,257 ids 6 GiB in
-float32, of student and teacher alike, and their softmax more than once. As in nn/loss.py the logits of a chunk become
-their own gradient in place, and the next chunk takes the same memory. Products are taken in autocast's type and come
-out in float32 (where the device can); everything after them is computed in float32.
+The walk is that of nn/loss.py: the logits of a chunk become their own gradient in place, and the next chunk takes the
+same memory. Products are taken in autocast's type and come out in float32 (where the device can); everything after them
+is computed in float32.
 
 Shapes: U targets, C targets of a chunk, D width, V vocabulary, P the vocabulary padded to a multiple of 64.
 """
@@ -12,14 +11,12 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 from torch import Tensor
-from torch.autograd.function import once_differentiable
 
 from maskless.nn.blocks import Head
-from maskless.nn.loss import ALIGNED, chunk_size, exact, multiply, product_type, round_up
+from maskless.nn.loss import chunk_size, exact, multiply, padded, product_type, walked
 
 RULED_OUT = -1e9  # the logit of an id that does not exist or is never predicted: finite, so that differences are 0
 Divergence = Callable[[Tensor, Tensor], Tensor]
@@ -67,12 +64,8 @@ class Linear:
 
     @staticmethod
     def of(weight: Tensor, bias: Tensor | None, never: int | None, dtype: torch.dtype) -> Linear:
-        (V, D), P = weight.shape, round_up(len(weight), ALIGNED)
-        w, b = weight.new_zeros(P, D, dtype=dtype), weight.new_zeros(P, dtype=exact(dtype))
-        w[:V] = weight
-        if bias is not None:
-            b[:V] = bias
-        b[V:] = RULED_OUT
+        w, b = padded(weight, bias, dtype, exact(dtype))
+        b[len(weight) :] = RULED_OUT
         if never is not None:
             w[never].zero_()  # an assignment would wait for the GPU
             b[never].fill_(RULED_OUT)
@@ -105,49 +98,14 @@ def divergence(
     dtype = product_type(own)
     rows = chunk or chunk_size(len(own), len(weight), exact(dtype))
     with torch.autocast(own.device.type, enabled=False):
-        return _Walk.apply(own, weight, bias, head.never, hidden, teacher, weights, kind, rows, dtype)
+        student = Linear.of(weight, bias, head.never, dtype)
+        buffers = student.bias.new_empty(2, min(rows, len(own)), len(student.bias))
 
-
-class _Walk(torch.autograd.Function):
-    """The divergence and its gradients, found in one walk over the targets, and a backward pass that scales them."""
-
-    @staticmethod
-    def forward(
-        ctx: Any,
-        own: Tensor,
-        weight: Tensor,
-        bias: Tensor | None,
-        never: int | None,
-        hidden: Tensor,
-        teacher: Linear,
-        weights: Tensor,
-        kind: Divergence,
-        rows: int,
-        dtype: torch.dtype,
-    ) -> Tensor:
-        U, V, student = len(own), len(weight), Linear.of(weight, bias, never, dtype)
-        d_own, d_weight = torch.empty_like(own), torch.zeros_like(student.weight, dtype=exact(weight.dtype))
-        d_bias, costs = torch.zeros_like(student.bias), student.bias.new_zeros(U)
-        buffers = student.bias.new_empty(2, min(rows, U), len(student.bias))
-        for begin in range(0, U, rows):
-            part = slice(begin, begin + rows)
-            h = own[part].to(dtype)
+        def price(part: slice, h: Tensor) -> tuple[Tensor, Tensor]:
             logits = student.logits(h, buffers[0]), teacher.logits(hidden[part], buffers[1])
             for each in logits:
                 each.sub_(each.logsumexp(1, keepdim=True))
-            costs[part] = kind(*logits) * weights[part]
-            x = logits[0].mul_(weights[part, None])  # the gradient of the student's logits
-            d_bias += x.sum(0)
-            x = x.to(dtype)
-            multiply(x, student.weight, d_own[part], add=False)
-            multiply(x.T, h, d_weight, add=True)
-        if never is not None:
-            d_weight[never].zero_()  # an assignment would wait for the GPU
-            d_bias[never].zero_()
-        ctx.save_for_backward(d_own, d_weight[:V], None if bias is None else d_bias[:V])
-        return costs.sum()
+            costs = kind(*logits) * weights[part]
+            return costs, logits[0].mul_(weights[part, None])
 
-    @staticmethod
-    @once_differentiable
-    def backward(ctx: Any, scale: Tensor) -> tuple[Tensor | None, ...]:
-        return *(None if g is None else g * scale for g in ctx.saved_tensors), *[None] * 7
+        return walked(own, weight, bias, student.weight, price, rows)

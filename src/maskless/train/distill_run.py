@@ -26,14 +26,14 @@ from maskless.data.image_tokens import PreparedImages
 from maskless.data.tokens import Prepared
 from maskless.files import json_text, write_aside
 from maskless.objective import mixed_seed
-from maskless.train.config import TrainConfig
+from maskless.train.config import TrainConfig, check_names, check_ranges
 from maskless.train.data import found_again, open_data, same_data
 from maskless.train.distill import ARCCOS, GROUPS, UNIFORM, Stride, Teacher, teaching
 from maskless.train.distill_loss import LOSSES
+from maskless.train.folder import changed, read_config, write_config
 from maskless.train.loop import Progress, take_steps
 from maskless.train.processes import check_processes, processes
 from maskless.train.run import Run, RunConfig, complete
-from maskless.train.setup import CHANGEABLE
 
 CONFIG, RESULTS = "distill.json", "rounds.json"
 KINDS = {"partition": "pgm", "masked": "mdlm", "maskgit": "maskgit"}  # what `TrainConfig.model` calls a network
@@ -54,12 +54,8 @@ class DistillConfig:
     fingerprint: str | None = None  # as in `RunConfig`
 
     def __post_init__(self) -> None:
-        for what, name, known in (("loss", self.loss, LOSSES), ("groups", self.groups, GROUPS)):
-            if name not in known:
-                raise ValueError(f"unknown {what} {name!r}: expected one of {', '.join(known)}")
-        for name, least in (("rounds", 1), ("teacher_steps", 1), ("ratio", 1)):
-            if getattr(self, name) < least:
-                raise ValueError(f"{name} {getattr(self, name)} is out of range: expected {least} or more")
+        check_names(loss=(self.loss, LOSSES), groups=(self.groups, GROUPS))
+        check_ranges(self, "1 or more", "rounds", "teacher_steps", "ratio")
         if self.ratio**self.rounds > self.teacher_steps:
             raise ValueError(
                 f"{self.rounds} rounds divide the steps by {self.ratio**self.rounds}: "
@@ -71,18 +67,15 @@ class DistillConfig:
         return self.teacher_steps / self.ratio**number
 
     def write(self, folder: Path) -> None:
-        text = json.dumps(dataclasses.asdict(self), indent=2) + "\n"
-        write_aside(folder / CONFIG, lambda path: path.write_text(text))
+        write_config(folder / CONFIG, dataclasses.asdict(self))
 
     @staticmethod
     def read(folder: Path) -> DistillConfig:
-        try:
-            fields = json.loads((folder / CONFIG).read_text())
-            return DistillConfig(**fields | {"train": TrainConfig(**fields["train"])})
-        except FileNotFoundError:
-            raise ValueError(f"nothing to resume: {folder} has no {CONFIG}") from None
-        except (KeyError, TypeError, json.JSONDecodeError, RecursionError) as error:
-            raise ValueError(f"{folder / CONFIG} is not the configuration of a distillation: {error!r}") from None
+        return read_config(
+            folder / CONFIG,
+            "the configuration of a distillation",
+            lambda fields: DistillConfig(**fields | {"train": TrainConfig(**fields["train"])}),
+        )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -193,15 +186,12 @@ def resumed(
 ) -> DistillConfig:
     """The configuration of a distillation that goes on, with more rounds or another end of each if they are named."""
     config = DistillConfig.read(folder)
-    own = {k: v for k, v in dataclasses.asdict(config).items() if k != "train"} | dataclasses.asdict(config.train)
+    own = dataclasses.asdict(config) | dataclasses.asdict(config.train)
     place = config.data if data is None else found_again(config.data, data, config.fingerprint, folder)
     given = ({} if source is None else {"source": source}) | how | (train or {})
-    for name, value in given.items():
-        if name not in (*CHANGEABLE, "rounds") and own[name] != value:
-            raise ValueError(f"{name} is {own[name]} in {folder}, not {value}: a distillation goes on as it began")
-    stations = {name: value for name, value in (train or {}).items() if name in CHANGEABLE}
-    rounds = {name: value for name, value in how.items() if name == "rounds"}
-    return dataclasses.replace(config, data=place, train=dataclasses.replace(config.train, **stations), **rounds)
+    new = changed(folder, own, given, also=("rounds",), what="a distillation")
+    settings = dataclasses.replace(config.train, **new)
+    return dataclasses.replace(config, data=place, train=settings, rounds=how.get("rounds", config.rounds))
 
 
 def distill(folder: Path, config: DistillConfig, console: Console) -> list[RoundSummary]:

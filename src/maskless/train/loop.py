@@ -11,7 +11,7 @@ import time
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
@@ -27,7 +27,7 @@ from maskless.nn.partition import GroupSwap
 from maskless.objective import Task, mixed_seed
 from maskless.train.ahead import ahead
 from maskless.train.captured import Captured, Piece
-from maskless.train.config import RAGGED, TrainConfig, learning_rate
+from maskless.train.config import RAGGED, Settings, TrainConfig
 from maskless.train.state import whole
 from maskless.train.tasks import objective_of, tasks_of
 
@@ -43,6 +43,7 @@ class Progress:
     gradient: Tensor  # norm before clipping
     rate: float
     share: float  # of the whole run that is done, 0 to 1
+    parts: dict[str, Tensor] = field(default_factory=dict)  # of the loss, by name
 
 
 def is_due(every: int | None, step: Progress, before: float) -> bool:
@@ -73,7 +74,7 @@ class Clock:
 
 
 @dataclass(frozen=True)
-class Work:
+class Workload:
     """What steps work on: the tasks of training, or the lessons of a teacher."""
 
     pieces: Callable[[int], tuple[list[Any], int]]  # of a step: this process's share, and what the whole batch counts
@@ -102,7 +103,7 @@ def train(
     """
     world, rank, device = accelerator.num_processes, accelerator.process_index, accelerator.device
     build = objective_of(config, lead, grid)
-    work = Work(
+    work = Workload(
         lambda step: tasks_of(rows, config, build, step, world, rank, pad, device), _cost, config.task not in RAGGED
     )
     return take_steps(network, optimizer, work, config, accelerator, start=start, clock=clock)
@@ -111,7 +112,7 @@ def train(
 def take_steps(
     network: nn.Module,
     optimizer: torch.optim.Optimizer,
-    work: Work,
+    work: Workload,
     config: TrainConfig,
     accelerator: Accelerator,
     *,
@@ -133,7 +134,7 @@ def take_steps(
     if share >= 1:
         return
     for step, (pieces, count) in enumerate(ahead(map(work.pieces, range(start, config.steps))), start):
-        rate = learning_rate(config, step, share)
+        rate = config.rate(step, share)
         for group in optimizer.param_groups:
             group["lr"] = rate
         torch.manual_seed(mixed_seed(config.seed, step, 1 + rank))  # dropout; 0 would be the seed of the noise
@@ -166,7 +167,7 @@ def _backward(
     return torch.stack(losses).sum()
 
 
-def _pass(network: nn.Module, accelerator: Accelerator, work: Work, piece: Piece, scale: Tensor) -> Tensor:
+def _pass(network: nn.Module, accelerator: Accelerator, work: Workload, piece: Piece, scale: Tensor) -> Tensor:
     """The loss of a piece times `scale`, its gradients added to the parameters'."""
     with autocast(accelerator.device):
         loss = work.loss(network, piece)
@@ -204,11 +205,11 @@ def _compiling_noticed() -> Iterator[None]:
         warnings.warn(text, stacklevel=3)
 
 
-def share_done(config: TrainConfig, step: int, clock: Clock, accelerator: Accelerator) -> float:
+def share_done(config: Settings, step: int, clock: Clock, accelerator: Accelerator | None = None) -> float:
     """How much of the run is done; all processes get the same, so that they agree on the rate and on when to stop."""
     if config.minutes is None:
         return step / config.steps
     share = max(step / config.steps, clock.seconds / (60 * config.minutes))
-    if accelerator.num_processes == 1:
+    if accelerator is None or accelerator.num_processes == 1:
         return share
     return float(accelerator.reduce(torch.tensor(share, device=accelerator.device, dtype=torch.float64), "mean"))

@@ -34,7 +34,7 @@ def progress_bar(console: Console, *, enabled: bool = True) -> Progress:
     )
 
 
-class Speed:
+class Throughput:
     """How many tokens or images a run takes in a second."""
 
     def __init__(self, each: int, step: int, seconds: float):
@@ -49,7 +49,7 @@ class Speed:
         return self.each * (step - since[0]) / max(1e-9, seconds - since[1])
 
 
-class Metrics:
+class MetricsFile:
     """Lines of metrics.jsonl, one per logged step; a resumed run goes on after the step it resumes from."""
 
     def __init__(self, path: Path, start: int):

@@ -22,10 +22,10 @@ from maskless.files import locked
 from maskless.mixture import IMAGE_DEFAULT, TEXT_DEFAULT, Mixture
 from maskless.train.config import TrainConfig
 from maskless.train.data import found_again
-from maskless.train.plan import Plan, image_network_config, network_config, plan
+from maskless.train.folder import changed
+from maskless.train.plan import Sizes, image_network_config, network_config, plan
 from maskless.train.processes import check_processes, processes
 from maskless.train.run import RunConfig
-from maskless.train.state import check_end
 
 CHARACTERS_PER_PACKED_BYTE = 3.5  # of text in .gz, .xz and .zst files
 PACKED = (".gz", ".xz", ".zst")
@@ -96,7 +96,7 @@ def _characters(request: Request) -> int:
     return int(corpus.total * (CHARACTERS_PER_PACKED_BYTE if packed else 1))
 
 
-def _settings(request: Request, sizes: Plan) -> TrainConfig:
+def _settings(request: Request, sizes: Sizes) -> TrainConfig:
     steps = request.train.get("steps", sizes.steps)
     derived = {
         "steps": steps,
@@ -174,34 +174,26 @@ def _nothing_left(folder: Path) -> Iterator[None]:
         raise
 
 
-# What may change when a run goes on; everything else is as it began.
-CHANGEABLE = ("steps", "minutes", "evaluate_every", "sample_every", "save_every", "log_every", "keep")
-
-
 def resumed(folder: Path, request: Request) -> RunConfig:
     """The configuration of a run that goes on, with a new end or other stations if the request names them."""
     config = RunConfig.read(folder)
     network = {"layers": config.network.get("encoder", 0) + config.network.get("decoder", 0)} | config.network
     own = dataclasses.asdict(config.train) | {k: v for k, v in network.items() if k in request.network}
     if request.text is not None:
-        text, given = (", ".join(names) for names in (open_tokens(config.data).sources, read(request.text).names))
-        if given != text:
-            raise ValueError(f"the text is {text} in {folder}, not {given}: a run goes on as it began")
+        text, other = (", ".join(names) for names in (open_tokens(config.data).sources, read(request.text).names))
+        if other != text:
+            raise ValueError(f"the text is {text} in {folder}, not {other}: a run goes on as it began")
     data = found_again(config.data, request.data, config.fingerprint, folder)
     if request.length not in (None, config.network["length"]):
         raise ValueError(f"length is {config.network['length']} in {folder}, not {request.length}")
-    for name, value in (request.network | request.train).items():
-        if name not in own:
-            raise ValueError(f"{name} is no setting of the {config.train.model} in {folder}: leave it out")
-        if name not in CHANGEABLE and own[name] != value:
-            raise ValueError(f"{name} is {own[name]} in {folder}, not {value}: a run goes on as it began")
-    changed = {name: value for name, value in request.train.items() if name in CHANGEABLE}
-    if "steps" in changed:
-        check_end(folder, changed["steps"])
-    return dataclasses.replace(config, data=data, train=dataclasses.replace(config.train, **changed))
+    given = request.network | request.train
+    if unknown := [name for name in given if name not in own]:
+        raise ValueError(f"{unknown[0]} is no setting of the {config.train.model} in {folder}: leave it out")
+    new = changed(folder, own, given)
+    return dataclasses.replace(config, data=data, train=dataclasses.replace(config.train, **new))
 
 
-def _from_text(folder: Path, request: Request, sizes: Plan, prepare: Prepare) -> Prepared:
+def _from_text(folder: Path, request: Request, sizes: Sizes, prepare: Prepare) -> Prepared:
     """Tokens of the text; what an earlier try left, whole or in parts, is made anew."""
     own = None if request.tokenizer is None else codec(request.tokenizer)
     vocab = sizes.vocab if request.vocab is None and own is None else request.vocab

@@ -3,73 +3,39 @@
 from __future__ import annotations
 
 import pickle
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
 import torch
-from accelerate import Accelerator
-from torch import Tensor, nn
-from torch.distributed.checkpoint.state_dict import StateDictOptions, get_state_dict, set_state_dict
+from torch import Tensor
 
-from maskless.ema import EMA
 from maskless.files import write_aside
 
 DIVERGED = "try a lower learning rate, in another --out"  # where a number is none any more
-WHOLE = StateDictOptions(full_state_dict=True, cpu_offload=True)
 # What reading a file that is damaged, or of another run, may raise.
 UNREADABLE = (RuntimeError, KeyError, EOFError, ValueError, OSError, pickle.UnpicklingError)
 
 
-def save(
-    folder: Path,
-    step: int,
-    seconds: float,
-    network: nn.Module,
-    optimizer: torch.optim.Optimizer,
-    ema: EMA,
-    accelerator: Accelerator,
-    keep: int,
-) -> None:
-    """Write the state after `step` steps, then forget all but the newest `keep`."""
-    weights, moments = get_state_dict(network, optimizer, options=WHOLE)
-    state = {
-        "step": step,
-        "seconds": seconds,
-        "weights": weights,
-        "optimizer": moments,
-        "averages": [whole(average).cpu() for average in ema.averages],
-        "updates": ema.updates,
-    }
-    if accelerator.is_main_process:
-        folder.mkdir(parents=True, exist_ok=True)
-        write_aside(folder / f"step-{step:08d}.pt", lambda path: dump(state, path))
-        for old in saved(folder)[:-keep]:
-            old.unlink()
+def save(folder: Path, state: dict[str, Any], keep: int) -> None:
+    """Write a state under the name of its step, then forget all but the newest `keep`."""
+    folder.mkdir(parents=True, exist_ok=True)
+    write_aside(folder / f"step-{state['step']:08d}.pt", lambda path: dump(state, path))
+    for old in saved(folder)[:-keep]:
+        old.unlink()
 
 
-def restore(
-    folder: Path, network: nn.Module, optimizer: torch.optim.Optimizer, ema: EMA, accelerator: Accelerator
-) -> tuple[int, float]:
-    """Put the newest state in place; returns its step and the seconds spent, or zeros where there is none."""
-    accelerator.wait_for_everyone()  # all see the same states: the first process may still be writing the last one
+def load(folder: Path, restore: Callable[[dict[str, Any]], None]) -> tuple[int, float]:
+    """Let `restore` put the newest state in place; its step and the seconds spent, or zeros where there is none."""
     states = saved(folder)
     if not states:
         return 0, 0.0
     try:
         state: dict[str, Any] = torch.load(states[-1], map_location="cpu", weights_only=True)
-        check_numbers([*state["weights"].values(), *state["averages"]])
-        set_state_dict(
-            network,
-            optimizer,
-            model_state_dict=state["weights"],
-            optim_state_dict=state["optimizer"],
-            options=WHOLE,
-        )
+        restore(state)
+        return state["step"], state["seconds"]
     except UNREADABLE as error:
         raise unreadable(states, error) from None
-    ema.restore(state["averages"], state["updates"])
-    return state["step"], state["seconds"]
 
 
 def saved(folder: Path) -> list[Path]:
