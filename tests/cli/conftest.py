@@ -3,31 +3,24 @@
 from __future__ import annotations
 
 import json
-import sys
-import threading
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
-from running import Ended, really
+from running import Ended, in_process, really
 
-from maskless import cli
 from maskless.data.prepare import prepare
 from maskless.data.toy import write
 
 
 @pytest.fixture
-def command(monkeypatch, capsys) -> Callable[..., Ended]:
+def command(capsys) -> Callable[..., Ended]:
     """command(...): what this process makes of a command."""
-    monkeypatch.setattr(threading, "excepthook", threading.excepthook)
 
     def run(*arguments: Any) -> Ended:
-        monkeypatch.setattr(sys, "argv", ["maskless", *map(str, arguments)])
         capsys.readouterr()
-        with pytest.raises(SystemExit) as ended:
-            cli.main()
-        return Ended(ended.value.code, *capsys.readouterr())
+        return Ended(in_process(*arguments), *capsys.readouterr())
 
     return run
 

@@ -2,25 +2,17 @@
 
 import json
 import shutil
-import sys
 
 import numpy as np
 import pytest
 import torch
 from PIL import Image
+from running import done, in_process, one_line
 
 from maskless import api, images
-from maskless.cli import main
 from maskless.evaluate.images import Statistics
 from maskless.evaluate.sets import drawn
 from nn.reference import random_maskgit
-
-
-def maskless(monkeypatch, *arguments: object) -> int:
-    monkeypatch.setattr(sys, "argv", ["maskless", *map(str, arguments)])
-    with pytest.raises(SystemExit) as ended:
-        main()
-    return int(ended.value.code or 0)
 
 
 @pytest.fixture(scope="module")
@@ -57,30 +49,28 @@ def run(photos, tmp_path_factory):
     """The folder of a run that knows dark from light."""
     folder = tmp_path_factory.mktemp("run")
     data, to = folder / "data", folder / "run"
-    with pytest.MonkeyPatch.context() as patch:
-        assert maskless(patch, "prepare", photos, "--out", data, "--codec", "pixels:4", "--size", 4) == 0
-        sizes = ("--width", 32, "--layers", 2, "--steps", 30, "--batch", 16, "--lr", 5e-3, "--warmup", 5, "--ema", 0.9)
-        assert maskless(patch, "train", "--data", data, "--out", to, "--tracker", "none", *sizes) == 0
+    assert in_process("prepare", photos, "--out", data, "--codec", "pixels:4", "--size", 4) == 0
+    sizes = ("--width", 32, "--layers", 2, "--steps", 30, "--batch", 16, "--lr", 5e-3, "--warmup", 5, "--ema", 0.9)
+    assert in_process("train", "--data", data, "--out", to, "--tracker", "none", *sizes) == 0
     return to
 
 
-def test_from_a_folder_of_pictures_to_new_ones(run, tmp_path, monkeypatch, capsys):
+def test_from_a_folder_of_pictures_to_new_ones(run, tmp_path, command):
     png, gif = tmp_path / "new.png", tmp_path / "new.gif"
     assert (run / "samples.png").exists()
     assert (run.parent / "data" / "codec").is_dir()
     asked = ("--label", "dark", "--label", 1, "--steps", 4, "--guidance", 1.5, "--out", png, "--gif", gif)
-    assert maskless(monkeypatch, "generate", run, *asked) == 0
-    assert "2 pictures" in capsys.readouterr().out
+    assert "2 pictures" in done(command("generate", run, *asked)).out
     assert Image.open(png).size[0] > 2 * 96
     assert Image.open(gif).n_frames == 6
 
 
-def test_into_a_folder_go_the_pictures_as_they_are(run, tmp_path, monkeypatch, capsys):
+def test_into_a_folder_go_the_pictures_as_they_are(run, tmp_path, command):
     new, old = tmp_path / "new", tmp_path / "v1.0"
     old.mkdir()
     for to in (new, old):
-        assert maskless(monkeypatch, "generate", run, "--label", "dark", "--label", 1, "--steps", 4, "--out", to) == 0
-        assert capsys.readouterr().out == f"{to}: 2 pictures\n"
+        drawn = done(command("generate", run, "--label", "dark", "--label", 1, "--steps", 4, "--out", to))
+        assert drawn.out == f"{to}: 2 pictures\n"
         assert sorted(path.name for path in to.iterdir()) == ["00000-dark.png", "00001-light.png"]
         for path, one in zip(
             sorted(to.iterdir()), images.generate_images(api.load(run), ["dark", 1], steps=4), strict=True
@@ -88,32 +78,31 @@ def test_into_a_folder_go_the_pictures_as_they_are(run, tmp_path, monkeypatch, c
             assert np.array_equal(np.asarray(Image.open(path)), np.asarray(one.image))
 
 
-def test_what_is_to_be_tried_after_distilling_draws_pictures(run, tmp_path, monkeypatch, capsys):
+def test_what_is_to_be_tried_after_distilling_draws_pictures(run, tmp_path, command, monkeypatch):
     monkeypatch.chdir(tmp_path)
     how = ("--rounds", 1, "--steps-per-round", 2, "--batch", 4, "--tracker", "none")
-    assert maskless(monkeypatch, "distill", run, "--data", run.parent / "data", "--out", "fast", *how) == 0
-    said, _, tried = capsys.readouterr().out.splitlines()[-1].partition("   try: maskless ")
+    shown = done(command("distill", run, "--data", run.parent / "data", "--out", "fast", *how)).out
+    said, _, tried = shown.splitlines()[-1].partition("   try: maskless ")
     assert said == "student: fast/round-1"
-    assert maskless(monkeypatch, *tried.split()) == 0
+    done(command(*tried.split()))
     assert Image.open(tmp_path / "new.png").width > 0
 
 
-def test_a_released_network_is_given_the_codec_of_its_tokens(tmp_path, monkeypatch, capsys):
+def test_a_released_network_is_given_the_codec_of_its_tokens(tmp_path, command):
     state = random_maskgit(vocab=13, width=64, places=16, classes=4, blocks=2, hidden=40)
     file, to = tmp_path / "released.pth", tmp_path / "model"
     torch.save({"iter": 5, "model_state_dict": state}, file)
-    assert maskless(monkeypatch, "convert", file, to, "--codec", "pixels:8") == 2
-    assert "the codec pixels:8 has 8 codes, the model a vocabulary of 13" in capsys.readouterr().err
-    assert maskless(monkeypatch, "convert", file, to, "--codec", "pixels:12") == 0
-    assert maskless(monkeypatch, "generate", to, "--label", 3, "--steps", 2, "--out", tmp_path / "new.png") == 0
-    assert "1 pictures" in capsys.readouterr().out
+    said = one_line(command("convert", file, to, "--codec", "pixels:8"))
+    assert said == "the codec pixels:8 has 8 codes, the model a vocabulary of 13"
+    done(command("convert", file, to, "--codec", "pixels:12"))
+    assert "1 pictures" in done(command("generate", to, "--label", 3, "--steps", 2, "--out", tmp_path / "new.png")).out
 
 
 # Filling in
 
 
 @pytest.mark.parametrize("how", ["known", "box"])
-def test_a_part_of_a_picture_is_drawn_anew(run, photos, tmp_path, monkeypatch, capsys, how):
+def test_a_part_of_a_picture_is_drawn_anew(run, photos, tmp_path, command, how):
     """Of a picture 4 high and 6 wide the middle square counts; its right half is drawn, the left one stays."""
     picture, mask, out, both = photos / "light" / "0.png", *(tmp_path / name for name in ("m.png", "o.png", "b.png"))
     keep = np.full((4, 6), 255, np.uint8)
@@ -121,8 +110,7 @@ def test_a_part_of_a_picture_is_drawn_anew(run, photos, tmp_path, monkeypatch, c
     Image.fromarray(keep).save(mask)
     asked = ["--known", mask] if how == "known" else ["--box", "3,0,5,4"]
     more = ["--label", "light", "--guidance", 1, "--steps", 4, "--out", out, "--compare", both]
-    assert maskless(monkeypatch, "fill", run, picture, *asked, *more) == 0
-    assert "8 of 16 cells drawn anew" in capsys.readouterr().out
+    assert "8 of 16 cells drawn anew" in done(command("fill", run, picture, *asked, *more)).out
     whole, filled = np.asarray(Image.open(picture))[:, 1:5], np.asarray(Image.open(out))
     assert np.array_equal(filled[:, :2], whole[:, :2])
     assert set(filled[:, 2:].flatten().tolist()) <= {0, 85, 170, 255}  # levels of the codec
@@ -150,26 +138,22 @@ def test_a_part_of_a_picture_is_drawn_anew(run, photos, tmp_path, monkeypatch, c
         (["{picture}", "--box", "1,0,5,4", "--json"], "--json is for models of text: this is one of pictures"),
     ],
 )
-def test_what_cannot_be_filled_is_one_line(run, photos, tmp_path, monkeypatch, capsys, arguments, says):
+def test_what_cannot_be_filled_is_one_line(run, photos, tmp_path, command, arguments, says):
     Image.new("L", (4, 4)).save(tmp_path / "small.png")
     (tmp_path / "words.png").write_text("words")
     names = {"picture": photos / "dark" / "0.png", "small": tmp_path / "small.png", "words": tmp_path / "words.png"}
     filled = [one.format(**names) for one in arguments]
-    assert maskless(monkeypatch, "fill", run, *filled, "--out", tmp_path / "out.png") == 2
-    said = capsys.readouterr().err
-    assert says in said
-    assert said.count("\n") == 1
+    assert says in one_line(command("fill", run, *filled, "--out", tmp_path / "out.png"))
     assert not (tmp_path / "out.png").exists()
 
 
 # Figures
 
 
-def test_a_model_of_pictures_is_measured(run, photos, features, tmp_path, monkeypatch, capsys):
+def test_a_model_of_pictures_is_measured(run, photos, features, tmp_path, command, monkeypatch):
     to, kept = tmp_path / "quality.json", tmp_path / "real.npz"
     asked = ["evaluate", run, "--reference", photos, *features, "--steps", 4, "--samples", 20, "--out", to]
-    assert maskless(monkeypatch, *asked, "--guidance", "0,2", "--save-statistics", kept) == 0
-    shown = capsys.readouterr().out.splitlines()
+    shown = done(command(*asked, "--guidance", "0,2", "--save-statistics", kept)).out.splitlines()
     assert shown[0] == "| guidance | FID | Inception Score | precision | recall | images/s |"
     assert len(shown) == 6
     assert "20 images against 48; features of means.pt" in shown[-1]
@@ -181,47 +165,39 @@ def test_a_model_of_pictures_is_measured(run, photos, features, tmp_path, monkey
     assert Statistics.load(kept).n == 48
     # The same again draws nothing; a third weight draws only its own. Without a model: the same pictures, the same FID.
     monkeypatch.setattr("maskless.evaluate.sets.draw_pixels", None)
-    assert maskless(monkeypatch, *asked, "--guidance", "2,0", "--json") == 0
-    assert json.loads(capsys.readouterr().out) == found
+    assert json.loads(done(command(*asked, "--guidance", "2,0", "--json")).out) == found
     monkeypatch.undo()
     folder = tmp_path / "drawn"
     folder.mkdir()
     for i, one in enumerate(api.generate(api.load(run, device="cpu"), 20, steps=4)):
         one.image.save(folder / f"{i}.png")
     for real in (photos, kept):
-        assert maskless(monkeypatch, "fid", real, folder, *features, "--size", 4, "--json") == 0
-        alone = json.loads(capsys.readouterr().out)
+        alone = json.loads(done(command("fid", real, folder, *features, "--size", 4, "--json")).out)
         assert alone["fid"] == pytest.approx(found["points"][0]["quality"]["fid"])
         assert (alone["precision"] is None) == (real == kept)
 
 
-def test_two_sides_of_a_set_of_pictures_are_compared(photos, features, monkeypatch, capsys):
-    assert maskless(monkeypatch, "fid", f"{photos}:train", photos, *features) == 0
-    shown = capsys.readouterr().out
+def test_two_sides_of_a_set_of_pictures_are_compared(photos, features, command):
+    shown = done(command("fid", f"{photos}:train", photos, *features)).out
     assert "48 images against 45; features of means.pt" in " ".join(shown.split())
-    assert maskless(monkeypatch, "fid", photos, photos, *features, "--json") == 0
-    same = json.loads(capsys.readouterr().out)
+    same = json.loads(done(command("fid", photos, photos, *features, "--json")).out)
     assert same["fid"] == pytest.approx(0, abs=1e-6)
     assert (same["precision"], same["recall"], same["images"]) == (1, 1, 48)
 
 
-def test_broken_pictures_are_counted_and_the_first_is_named(run, photos, features, tmp_path, monkeypatch, capsys):
+def test_broken_pictures_are_counted_and_the_first_is_named(run, photos, features, tmp_path, command, monkeypatch):
     folder = shutil.copytree(photos, tmp_path / "photos")
     for name in ("a", "b"):
         (folder / "dark" / f"{name}.png").write_text("words")
     told = f"{folder}: 2 broken pictures left out ({folder}/dark/a.png: not a picture that Pillow can read ...)\n"
-    assert maskless(monkeypatch, "fid", photos, folder, *features, "--json") == 0
-    shown = capsys.readouterr()
+    shown = done(command("fid", photos, folder, *features, "--json"))
     assert (json.loads(shown.out)["images"], shown.err) == (48, told)
     asked = ["evaluate", run, "--reference", folder, *features, "--steps", 4, "--samples", 20]
-    assert maskless(monkeypatch, *asked, "--out", tmp_path / "quality.json") == 0
-    assert capsys.readouterr().err.startswith(told)
+    assert done(command(*asked, "--out", tmp_path / "quality.json")).err.startswith(told)
     monkeypatch.setattr("maskless.evaluate.sets.gather_object", lambda own: own * 2)  # another process has two more
-    assert maskless(monkeypatch, "fid", photos, folder, *features) == 0
-    assert f"{folder}: 4 broken pictures" in capsys.readouterr().err
+    assert f"{folder}: 4 broken pictures" in done(command("fid", photos, folder, *features)).err
     monkeypatch.setattr("maskless.evaluate.sets.PartialState", lambda: Share(1))
-    assert maskless(monkeypatch, "fid", photos, folder, *features) == 0
-    assert capsys.readouterr().err == ""
+    assert done(command("fid", photos, folder, *features)).err == ""
 
 
 def test_processes_draw_shares_of_the_same_pictures(run, monkeypatch):
@@ -289,15 +265,12 @@ MEASURED = "evaluate {run} {features} --reference {photos} --out {out}"
         ("train-codec --out {out} --recipe cifar10-pgm", "recipe 'cifar10-pgm' is for train: expected"),
     ],
 )
-def test_what_cannot_be_measured_is_one_line(run, photos, features, tmp_path, monkeypatch, capsys, line, says):
+def test_what_cannot_be_measured_is_one_line(run, photos, features, tmp_path, command, line, says):
     (tmp_path / "words").write_text("words")
     Statistics.of(torch.rand(20, 6), "f" * 64).save(tmp_path / "other.npz")
     names = {"run": run, "data": run.parent / "data", "photos": photos, "tmp": tmp_path, "out": tmp_path / "out.json"}
     given = line.format(**names, features=" ".join(map(str, features))).split()
-    assert maskless(monkeypatch, *given) == 2
-    said = capsys.readouterr().err
-    assert says in said
-    assert said.count("\n") == 1
+    assert says in one_line(command(*given))
     assert not (tmp_path / "out.json").exists()
 
 
@@ -310,10 +283,7 @@ def test_what_cannot_be_measured_is_one_line(run, photos, features, tmp_path, mo
         (["prepare", "{photos}", "--out", "{tmp}/x", "--codec", "{tmp}/none", "--size", "4"], "is not a codec folder"),
     ],
 )
-def test_mistakes_are_one_line(photos, tmp_path, monkeypatch, capsys, arguments, says):
+def test_mistakes_are_one_line(photos, tmp_path, command, arguments, says):
     filled = [one.format(photos=photos, tmp=tmp_path) for one in arguments]
-    assert maskless(monkeypatch, *filled) == 2
-    said = capsys.readouterr().err
-    assert says in said
-    assert said.count("\n") == 1
+    assert says in one_line(command(*filled))
     assert not (tmp_path / "x").exists()

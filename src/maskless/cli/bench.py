@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 from rich.measure import Measurement
 
 from maskless.cli import show
-from maskless.cli.generate import MODEL, TOKENIZER
+from maskless.cli.checks import check_places, numbers
+from maskless.cli.options import JSON, MODEL, TOKENIZER, Given, NeedsTorch, Option, Options, with_tables
 from maskless.files import json_text
 from maskless.terminal import Screen
 
@@ -23,23 +25,42 @@ if TYPE_CHECKING:
 
 bench = typer.Typer()
 
-AGAINST = Annotated[list[str] | None, typer.Option(help="A rival of the same width and layers; may be repeated.")]
-TABLE = Annotated[str | None, typer.Option(help="A named set of cases; --steps then selects rows.")]
-CONTEXT = Annotated[str | None, typer.Option(help="pgm: full (default) or ordered.")]
-ENCODER = Annotated[int | None, typer.Option(help="pgm: how many of the layers. Default: half.")]
-LAYERS = Annotated[int | None, typer.Option(help="In all. Default: 16.")]
-WIDTH = Annotated[int | None, typer.Option(help="Default: 768.")]
-VOCAB = Annotated[int | None, typer.Option(help="Default: 50257.")]
-LENGTH = Annotated[str | None, typer.Option(help="Tokens, or a list: 256,1024. Default: 1024.")]
-BATCH = Annotated[str | None, typer.Option(help="Sequences, or a list: 1,8,32. Default: 32.")]
-PRECISION = Annotated[str | None, typer.Option(help="bf16 (default on CUDA) or fp32 (on CPU).")]
-PRECISION8 = Annotated[
-    str | None, typer.Option(help="bf16 (default on CUDA), fp32 (on CPU), or fp8: large products only, on CUDA.")
-]
-DEVICE = Annotated[str | None, typer.Option(help="cpu or cuda. Default: the GPU where there is one.")]
-PLOT = Annotated[Path | None, typer.Option(help="A PNG: throughput against each list that was given.")]
-OUT = Annotated[Path | None, typer.Option("--out", help="A JSON file with everything.")]
-JSON = Annotated[bool, typer.Option("--json", help="JSON on stdout instead of a table.")]
+DEVICE = Option(str, "cpu or cuda. Default: the GPU where there is one.")
+CASE: Options = {  # the fields of `Case`; of some of them several numbers
+    "model": Option(str, "pgm (default), mdlm or ar."),
+    "context": Option(str, "pgm: full (default) or ordered."),
+    "layers": Option(int, "In all. Default: 16."),
+    "encoder": Option(int, "pgm: how many of the layers. Default: half."),
+    "width": Option(int, "Default: 768."),
+    "vocab": Option(int, "Default: 50257."),
+    "length": Option(str, "Tokens, or a list: 256,1024. Default: 1024."),
+    "batch": Option(str, "Sequences, or a list: 1,8,32. Default: 32."),
+}
+SAMPLING: Options = CASE | {  # and of `SampleCase`
+    "steps": Option(str, "Steps, or a list: 32,128. Default: 128."),
+    "counts": Option(str, "Tokens per step: uniform (default) or mdlm."),
+    "refresh": Option(int, "pgm: encode all again every so many steps. Default: 1."),
+}
+TRAINING: Options = CASE | {  # and of `TrainCase`
+    "model": Option(str, "pgm (default), mdlm, mdlm-complementary or ar."),
+    "objective": Option(str, "pgm: partition (default) or chain."),
+}
+LISTS = ("length", "batch", "steps")
+RUN: Options = {
+    "against": Option(list[str], "A rival of the same width and layers; may be repeated."),
+    "table": Option(str, "A named set of cases; --steps then selects rows."),
+    "precision": Option(str, "bf16 (default on CUDA), fp32 (on CPU), or fp8: large products only, on CUDA."),
+    "device": DEVICE,
+    "repeat": Option(int, "Timed runs of each case, after the first and up to two more. Default: 5."),
+    "plot": Option(Path, "A PNG: throughput against each list that was given."),
+    "quality": Option(Path, "JSON with the quality of samples, to plot against throughput."),
+    "out": Option(Path, "A JSON file with everything."),
+}
+TRAINING_RUN: Options = {name: option for name, option in RUN.items() if name != "quality"} | {
+    "table": Option(str, "A named set of cases."),
+    "precision": Option(str, "bf16 (default on CUDA) or fp32 (on CPU)."),
+    "repeat": Option(int, "Timed runs of each part, after the first and up to two more. Default: 10."),
+}
 
 
 @bench.callback(invoke_without_command=True)
@@ -50,31 +71,9 @@ def _alone(context: typer.Context) -> None:
         raise typer.Exit(2)
 
 
-@bench.command()
-def sample(
-    model: Annotated[str | None, typer.Option(help="pgm (default), mdlm or ar.")] = None,
-    context: CONTEXT = None,
-    encoder: ENCODER = None,
-    layers: LAYERS = None,
-    width: WIDTH = None,
-    vocab: VOCAB = None,
-    length: LENGTH = None,
-    steps: Annotated[str | None, typer.Option(help="Steps, or a list: 32,128. Default: 128.")] = None,
-    batch: BATCH = None,
-    counts: Annotated[str | None, typer.Option(help="Tokens per step: uniform (default) or mdlm.")] = None,
-    refresh: Annotated[int | None, typer.Option(help="pgm: encode all anew every so many steps. Default: 1.")] = None,
-    against: AGAINST = None,
-    table: TABLE = None,
-    precision: PRECISION8 = None,
-    device: DEVICE = None,
-    repeat: Annotated[int, typer.Option(help="Timed runs of each case, after the first and up to two more.")] = 5,
-    plot: PLOT = None,
-    quality: Annotated[
-        Path | None, typer.Option(help="JSON with the quality of samples, to plot against throughput.")
-    ] = None,
-    to: OUT = None,
-    as_json: JSON = False,
-) -> None:
+@bench.command(cls=NeedsTorch)
+@with_tables
+def sample(*, case: Annotated[Given, SAMPLING], run: Annotated[Given, RUN], as_json: JSON = False) -> None:
     """Measure how fast random networks sample.
 
     maskless bench sample --model pgm --encoder 8 --layers 16 --steps 32,128 --against mdlm --plot speed.png
@@ -85,34 +84,13 @@ def sample(
     """
     from maskless.bench.case import SampleCase
 
-    sizes = {"model": model, "context": context, "encoder": encoder, "layers": layers, "width": width}
-    sizes |= {"vocab": vocab, "counts": counts, "refresh": refresh}
-    lists = {"length": length, "steps": steps, "batch": batch}
-    where: dict[str, Any] = {"precision": precision, "device": device, "repeat": repeat}
-    files: dict[str, Any] = {"plot": plot, "quality": quality, "to": to, "as_json": as_json}
-    _bench(SampleCase, sizes, lists, against or [], table, **where, **files)
+    run.setdefault("repeat", 5)
+    _bench(SampleCase, case, as_json, **run)
 
 
-@bench.command()
-def train(
-    model: Annotated[str | None, typer.Option(help="pgm (default), mdlm, mdlm-complementary or ar.")] = None,
-    objective: Annotated[str | None, typer.Option(help="pgm: partition (default) or chain.")] = None,
-    context: CONTEXT = None,
-    encoder: ENCODER = None,
-    layers: LAYERS = None,
-    width: WIDTH = None,
-    vocab: VOCAB = None,
-    length: LENGTH = None,
-    batch: BATCH = None,
-    against: AGAINST = None,
-    table: Annotated[str | None, typer.Option(help="A named set of cases.")] = None,
-    precision: PRECISION = None,
-    device: DEVICE = None,
-    repeat: Annotated[int, typer.Option(help="Timed runs of each part, after the first and up to two more.")] = 10,
-    plot: PLOT = None,
-    to: OUT = None,
-    as_json: JSON = False,
-) -> None:
+@bench.command(cls=NeedsTorch)
+@with_tables
+def train(*, case: Annotated[Given, TRAINING], run: Annotated[Given, TRAINING_RUN], as_json: JSON = False) -> None:
     """Measure how fast random networks train: forward, forward and backward, whole optimiser steps.
 
     maskless bench train --model pgm --encoder 6 --layers 12 --batch 32 --against mdlm
@@ -121,14 +99,11 @@ def train(
     """
     from maskless.bench.case import TrainCase
 
-    sizes = {"model": model, "context": context, "encoder": encoder, "layers": layers, "width": width, "vocab": vocab}
-    sizes["objective"] = objective
-    where: dict[str, Any] = {"precision": precision, "device": device, "repeat": repeat}
-    files: dict[str, Any] = {"plot": plot, "quality": None, "to": to, "as_json": as_json}
-    _bench(TrainCase, sizes, {"length": length, "batch": batch}, against or [], table, **where, **files)
+    run.setdefault("repeat", 10)
+    _bench(TrainCase, case, as_json, **run)
 
 
-@bench.command()
+@bench.command(cls=NeedsTorch)
 def rounding(
     model: MODEL,
     data: Annotated[str, typer.Option(help="A prepared folder with the model's vocabulary, or a text file.")],
@@ -136,7 +111,7 @@ def rounding(
     precision: Annotated[str, typer.Option(help="bf16, fp8, or several with commas.")] = "bf16,fp8",
     sequences: Annotated[int, typer.Option(help="At most so many, evenly spread.")] = 64,
     batch: Annotated[int, typer.Option(help="At once.")] = 8,
-    device: DEVICE = None,
+    device: Annotated[str | None, typer.Option(help=DEVICE.help)] = None,
     tokenizer: TOKENIZER = None,
     as_json: JSON = False,
 ) -> None:
@@ -166,48 +141,52 @@ def rounding(
 
 def _bench(
     kind: type[Case],
-    sizes: dict[str, Any],
-    lists: dict[str, str | None],
-    against: list[str],
-    name: str | None,
-    *,
-    precision: str | None,
-    device: str | None,
-    repeat: int,
-    plot: Path | None,
-    quality: Path | None,
-    to: Path | None,
+    given: Given,
     as_json: bool,
+    *,
+    repeat: int,
+    against: list[str] | None = None,
+    table: str | None = None,
+    precision: str | None = None,
+    device: str | None = None,
+    plot: Path | None = None,
+    quality: Path | None = None,
+    out: Path | None = None,
 ) -> None:
     """From options to cases, through the measurements, to what is shown and written."""
-    from dataclasses import replace
-
     from maskless.bench import machine, plots, report, run
+    from maskless.bench.case import sweep
     from maskless.bench.tables import cases_of
 
     if quality is not None and plot is None:
         raise ValueError("--quality goes with --plot FILE.png, where it is drawn")
-    for path in (plot, to):
-        if path is not None and not path.parent.is_dir():
-            raise ValueError(f"{path}: {path.parent} is not a folder")
+    check_places(plot, out)
     found = machine.find_device(device)
     precision = precision or ("bf16" if found.type == "cuda" else "fp32")
-    given = {option: value for option, value in sizes.items() if value is not None}
-    numbers = {option: _numbers(option, value) for option, value in lists.items() if value is not None}
-    table = None if name is None else _table(kind, name, given, numbers, against)
-    cases = _cases(kind, given, numbers, against) if table is None else cases_of(table)
+    lists = {n: list(dict.fromkeys(numbers(n, given[n], int, "32,128"))) for n in LISTS if n in given}
+    sizes = {name: value for name, value in given.items() if name not in LISTS}
+    named = None if table is None else _table(kind, table, sizes, lists, against or [])
+    if named is None:
+        steps, lengths, batches = (
+            lists.get("steps"),
+            lists.get("length", [kind.length]),
+            lists.get("batch", [kind.batch]),
+        )
+        cases = sweep(kind, sizes, against=against or [], lengths=lengths, batches=batches, steps=steps)
+    else:
+        cases = cases_of(named)
     cases = [replace(case, precision=precision) for case in cases]
     run.check(cases, found, repeat)
     qualities = [] if quality is None else plots.read_quality(quality)
     if plot is not None:
         plots.check(cases, qualities)
-    here, results = _measured(cases, found, precision, repeat, table, to)
+    here, results = _measured(cases, found, precision, repeat, named, out)
     if plot is not None:
         plots.plot(results, plot, qualities)
     if as_json:
-        print(_text(here, results, table))
+        print(json_text(report.as_json(here, results, named), indent=1))
         return
-    grid = report.grid(here, results) if table is None else report.grid_of(table, here, results)
+    grid = report.grid(here, results) if named is None else report.grid_of(named, here, results)
     wanted = Measurement.get(show.out, show.out.options.update(max_width=1_000), grid).maximum
     Screen(width=max(wanted, show.out.width)).print(grid)  # a narrow terminal breaks lines, but loses nothing
 
@@ -230,43 +209,15 @@ def _measured(
         for result in run.measure(cases, here, repeat=repeat, on_run=on_run):
             results.append(result)
             if to is not None:
-                write_aside(to, lambda aside: aside.write_text(_text(here, results, table) + "\n"))
+                told = report.as_json(here, results, table)
+                write_aside(to, lambda aside: aside.write_text(json_text(told, indent=1) + "\n"))  # noqa: B023
     return here, results
 
 
-def _text(here: Machine, results: list[Timing], table: Table | None) -> str:
-    from maskless.bench import report
-
-    return json_text(report.as_json(here, results, table), indent=1)
-
-
-def _cases(kind: type[Case], sizes: dict[str, Any], numbers: dict[str, list[int]], against: list[str]) -> list[Case]:
-    from maskless.bench.case import Case, sweep
-
-    return sweep(
-        kind,
-        sizes,
-        against=against,
-        lengths=numbers.get("length", [Case.length]),
-        batches=numbers.get("batch", [Case.batch]),
-        steps=numbers.get("steps"),
-    )
-
-
-def _table(
-    kind: type[Case], name: str, sizes: dict[str, Any], numbers: dict[str, list[int]], against: list[str]
-) -> Table:
+def _table(kind: type[Case], name: str, sizes: Given, lists: dict[str, list[int]], against: list[str]) -> Table:
     from maskless.bench.tables import table
 
-    found = table(name, kind, numbers.get("steps"))
-    for option in (*sizes, *(["against"] if against else []), *(set(numbers) - {"steps"})):
+    found = table(name, kind, lists.get("steps"))
+    for option in (*sizes, *(["against"] if against else []), *(lists.keys() - {"steps"})):
         raise ValueError(f"--{option} goes without --table: the cases of {name!r} have their own")
     return found
-
-
-def _numbers(option: str, given: str) -> list[int]:
-    """A number, or several with commas between."""
-    try:
-        return list(dict.fromkeys(int(number) for number in given.split(",")))
-    except ValueError:
-        raise ValueError(f"--{option} {given!r}: expected a whole number, or several: 32,128") from None

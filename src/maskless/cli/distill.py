@@ -10,47 +10,45 @@ from typing import Annotated
 import typer
 from rich.table import Table
 
-from maskless.cli import run_options, show
-from maskless.cli.generate import JSON, TOKENIZER
+from maskless.cli import show
+from maskless.cli.options import JSON, TOKENIZER, Given, Option, Options, with_tables
+from maskless.cli.train import TRAINING, goes_on
 from maskless.files import json_text
+from maskless.terminal import say
 from maskless.train.report import or_unknown
 
+HOW: Options = {  # fields of `DistillConfig`
+    "rounds": Option(int, "Each halves the sampling steps. Default: 3."),
+    "teacher_steps": Option(int, "Sampling steps of the first teacher. Default: one for each token."),
+    "ratio": Option(int, "Teacher's steps for one of the student. Default: 2."),
+    "loss": Option(str, "kl-backward (default), kl-forward or tv."),
+    "groups": Option(str, "one (the paper's), or two: both groups teach. Default: two for pgm."),
+}
+OF_THE_MODEL = ("model", "objective", "orders", "weights", "initial", "label_dropout")  # settled by the teacher
+ROUND: Options = {name: option for name, option in TRAINING.items() if name not in OF_THE_MODEL} | {
+    "steps": Option(int, "Default: 10,000.", "--steps-per-round"),
+    "minutes": Option(float, "A time budget.", "--minutes-per-round"),
+    "batch": Option(int, "Sequences of a step, over all processes. Default: 128."),
+    "learning_rate": Option(float, "Default: 3e-4.", "--lr"),
+    "warmup": Option(int, "Steps, in each round."),
+    "decay": Option(str, "constant (default) or cosine, in each round."),
+    "ema": Option(float, "Decay of the averaged weights, which teach the next round."),
+    "fsdp": Option(bool, "Shard the student's weights over processes.", "--fsdp"),
+    "keep": Option(int, "Training states that stay on disk, of each round."),
+}
 
+
+@with_tables
 def distill(
+    *,
     to: Annotated[Path, typer.Option("--out", help="The folder to make; each student is in OUT/round-1, ...")],
     model: Annotated[
         str | None, typer.Argument(help="A model folder, a run folder, a hub id, or a released checkpoint file.")
     ] = None,
     data: Annotated[Path | None, typer.Option(help="A prepared folder with the model's vocabulary.")] = None,
-    rounds: Annotated[int | None, typer.Option(help="Each halves the sampling steps. Default: 3.")] = None,
-    teacher_steps: Annotated[
-        int | None, typer.Option(help="Sampling steps of the first teacher. Default: one for each token.")
-    ] = None,
-    ratio: Annotated[int | None, typer.Option(help="Teacher's steps for one of the student. Default: 2.")] = None,
-    loss: Annotated[str | None, typer.Option(help="kl-backward (default), kl-forward or tv.")] = None,
-    groups: Annotated[
-        str | None, typer.Option(help="one (the paper's), or two: both groups teach. Default: two for pgm.")
-    ] = None,
-    steps: Annotated[int | None, typer.Option("--steps-per-round", help="Default: 10,000.")] = None,
-    minutes: Annotated[float | None, typer.Option("--minutes-per-round", help="A time budget.")] = None,
     resume: Annotated[bool, typer.Option("--resume", help="Go on with what is in --out.")] = False,
-    batch: Annotated[int | None, typer.Option(help="Sequences of a step, over all processes. Default: 128.")] = None,
-    accumulate: run_options.ACCUMULATE = None,
-    learning_rate: Annotated[float | None, typer.Option("--lr", help="Default: 3e-4.")] = None,
-    warmup: Annotated[int | None, typer.Option(help="Steps, in each round.")] = None,
-    decay: Annotated[str | None, typer.Option(help="constant (default) or cosine, in each round.")] = None,
-    ema: Annotated[
-        float | None, typer.Option(help="Decay of the averaged weights, which teach the next round.")
-    ] = None,
-    seed: run_options.SEED = None,
-    compile: run_options.COMPILE = None,
-    fsdp: Annotated[bool | None, typer.Option("--fsdp", help="Shard the student's weights over processes.")] = None,
-    evaluate_every: run_options.EVERY = None,
-    sample_every: run_options.SAMPLE_EVERY = None,
-    save_every: run_options.EVERY = None,
-    log_every: run_options.LOG_EVERY = None,
-    keep: Annotated[int | None, typer.Option(help="Training states that stay on disk, of each round.")] = None,
-    tracker: run_options.TRACKER = None,
+    how: Annotated[Given, HOW],
+    training: Annotated[Given, ROUND],
     tokenizer: TOKENIZER = None,
     as_json: JSON = False,
 ) -> None:
@@ -65,32 +63,10 @@ def distill(
     from maskless.train.processes import processes
     from maskless.train.setup import run_folder
 
-    training = {
-        "steps": steps,
-        "minutes": minutes,
-        "batch": batch,
-        "accumulate": accumulate,
-        "learning_rate": learning_rate,
-        "warmup": warmup,
-        "decay": decay,
-        "ema": ema,
-        "seed": seed,
-        "compile": compile,
-        "fsdp": fsdp,
-        "evaluate_every": evaluate_every,
-        "sample_every": sample_every,
-        "save_every": save_every,
-        "log_every": log_every,
-        "keep": keep,
-        "tracker": tracker,
-    }
-    how = {"rounds": rounds, "teacher_steps": teacher_steps, "ratio": ratio, "loss": loss, "groups": groups}
-    going_on = resume and (to / distill_run.CONFIG).exists()
-    if resume and not going_on and model is None and data is None:
-        raise ValueError(f"nothing to resume: {to} has no {distill_run.CONFIG}; give MODEL and --data to begin")
-    make = distill_run.resumed if going_on else distill_run.begin
+    again = resume and goes_on(to, distill_run.CONFIG, model or data, "MODEL and --data")
+    make = distill_run.resumed if again else distill_run.begin
     with run_folder(to):
-        config = make(to, model, data, tokenizer=tokenizer, train=run_options.given(training), **run_options.given(how))
+        config = make(to, model, data, tokenizer=tokenizer, train=training, **how)
         done = distill_run.distill(to, config, show.err)
     if not processes().is_main_process:
         return
@@ -105,4 +81,4 @@ def distill(
     last = max(1, round(done[-1].sampling_steps))
     tried = f"maskless generate {shlex.quote(str(to))} --steps {last}" + " --out new.png" * holds_images(config.data)
     students = f"students: {to}/round-1 to round-{len(done)}" if len(done) > 1 else f"student: {to}/round-1"
-    show.out.print(f"{students}   try: {tried}", highlight=False, markup=False, soft_wrap=True)
+    say(f"{students}   try: {tried}")

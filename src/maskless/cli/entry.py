@@ -8,11 +8,7 @@ import itertools
 import re
 import sys
 import threading
-from collections.abc import Callable, Sequence
-from functools import partial
-from importlib.machinery import ModuleSpec, PathFinder
 from pathlib import Path
-from types import ModuleType
 from typing import Any, NoReturn
 
 from maskless.train.interruption import Interruption
@@ -35,14 +31,10 @@ def main() -> None:
     threading.excepthook = _thread_failed
     if isinstance(sys.stdout, io.TextIOWrapper):  # the name of a file need not be UTF-8
         sys.stdout.reconfigure(errors="backslashreplace" if sys.stdout.isatty() else "surrogateescape")
-    loading = _Loading()
-    sys.meta_path.insert(0, loading)
     try:
         code = _run()
     except KeyboardInterrupt:
         code = 130
-    finally:
-        sys.meta_path.remove(loading)
     if code == 130:
         exec("")  # forgets a KeyboardInterrupt that an `eval` met: Python would end by the signal, not with this code
         print(f"interrupted{_way_on(sys.argv[1:])}", file=sys.stderr)
@@ -50,9 +42,11 @@ def main() -> None:
 
 
 def _run() -> Any:
-    from maskless.cli.commands import app  # isort: skip; first, so that Ctrl-C waits for what it imports
-    import typer
-    from safetensors import SafetensorError
+    with Interruption():  # Ctrl-C waits until the modules are loaded
+        import typer
+        from safetensors import SafetensorError
+
+        from maskless.cli.commands import app
 
     # The base of typer's errors: of the click inside newer versions, or of the package beside older ones.
     usage: type[Exception] = typer.BadParameter.__mro__[2]
@@ -80,27 +74,6 @@ def _run() -> Any:
         _fail(f"out of memory: {LESS.get(sys.argv[1], '')}{said}")
     except typer.Abort:
         return 130
-
-
-class _Loading:
-    """Finds torch and the modules here as ever; Ctrl-C waits until they are loaded.
-
-    Inside torch's start it would abort the process, and other imports may swallow it.
-    """
-
-    def find_spec(self, name: str, path: Sequence[str] | None = None, _: object = None) -> ModuleSpec | None:
-        if name != "torch" and not name.startswith("maskless."):
-            return None
-        spec = PathFinder.find_spec(name, path)
-        loader: Any = spec and spec.loader
-        if loader:
-            loader.exec_module = partial(_load, loader.exec_module)
-        return spec
-
-
-def _load(execute: Callable[[ModuleType], None], module: ModuleType) -> None:
-    with Interruption():
-        execute(module)
 
 
 def _way_on(words: list[str]) -> str:

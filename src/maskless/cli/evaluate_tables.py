@@ -9,7 +9,7 @@ from rich.table import Table
 from rich.text import Text
 
 from maskless.cli import show
-from maskless.terminal import Screen
+from maskless.terminal import Screen, say
 from maskless.train.report import or_unknown
 
 if TYPE_CHECKING:
@@ -69,9 +69,9 @@ def points(found: list[TextPoint], said: str, to: Path | None) -> None:
         for point, way in zip(found, ways, strict=True)
     ]
     _table(["steps", *SAMPLED], rows)
-    show.out.print(said, highlight=False, soft_wrap=True, markup=False)
+    say(said)
     if to is not None:
-        show.err.print(f"figures: {to}", highlight=False, markup=False, soft_wrap=True)
+        show.note(f"figures: {to}")
 
 
 def orders(rows: list[tuple[str, int, Likelihood, TextPoint]]) -> None:
@@ -100,7 +100,7 @@ def variances(found: list[Variance], said: str) -> None:
         rows.append([one.objective, value, f"{of:.3f}", noise, f"{one.cost:.2f}", f"{at_cost:.3f}"])
     titles = ["objective", "gradient variance", "of mdlm's", "variance / signal", "cost", "at equal cost, of mdlm's"]
     _table(titles, rows)
-    show.out.print(said, highlight=False)
+    say(said)
 
 
 def _table(titles: list[str], rows: list[list[str]]) -> None:

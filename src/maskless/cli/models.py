@@ -1,4 +1,4 @@
-"""The commands `models` and `demo`: what is shipped with the package, and what it does."""
+"""The commands `models`, `demo` and `train-demo`: what is shipped with the package, and what it does."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import typer
 from rich.table import Table
 
 from maskless.cli import show
-from maskless.cli.generate import JSON, SEED
+from maskless.cli.options import JSON
 from maskless.terminal import say
 
 TEXT = (
@@ -53,7 +53,7 @@ def models(
     show.out.print(table)
     for each in found:
         if each.name in TRY:
-            show.out.print(f"try: {TRY[each.name]}", highlight=False, markup=False, soft_wrap=True)
+            say(f"try: {TRY[each.name]}")
 
 
 def demo(
@@ -63,7 +63,7 @@ def demo(
     prompt: Annotated[str, typer.Option(help="What the story begins with.")] = "Once upon a time",
     text: Annotated[str, typer.Option(help="Text with gaps of so many tokens.", show_default=False)] = TEXT,
     to: Annotated[Path, typer.Option("--out", help="The PNG of what is drawn.")] = Path("pictures.png"),
-    seed: SEED = 0,
+    seed: Annotated[int, typer.Option(help="The same seed gives the same sample.")] = 0,
 ) -> None:
     """Show the shipped models at work: a story, gaps filled, pictures, and how fast it went.
 
@@ -72,3 +72,13 @@ def demo(
     from maskless import demo as shown
 
     shown.show(show.out, model=model, rival=rival, drawing=pictures, prompt=prompt, text=text, picture=to, seed=seed)
+
+
+def train_demo(
+    minutes: Annotated[float, typer.Option(help="For training both models.")] = 1.7,
+    seed: Annotated[int, typer.Option(help="The same seed gives the same models.")] = 0,
+) -> None:
+    """Train a small PGM and an MDLM of the same size on a toy language, and compare them."""
+    from maskless import train_demo as demonstration
+
+    demonstration.show(show.out, minutes=minutes, seed=seed)

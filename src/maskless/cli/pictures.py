@@ -4,27 +4,28 @@ from __future__ import annotations
 
 import itertools
 import re
+from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
+import torch
 
+from maskless import official_vq, pictures
+from maskless.checkpoint import Model
 from maskless.cli import show
+from maskless.cli.checks import check_places
+from maskless.codec.vq import ImageCodec, PixelCodec, read_codec, to_pixels
+from maskless.data.image_pixels import decode, fit
+from maskless.data.image_prepare import prepare_images
 from maskless.files import write_aside
-
-if TYPE_CHECKING:
-    from maskless.checkpoint import Model
-    from maskless.codec.vq import ImageCodec
-    from maskless.images import Picture
+from maskless.images import Picture, codec_of, fill_image, generate_images, grid_of
+from maskless.terminal import say
 
 
-def prepare(inputs: list[str], to: Path, codec: str | None, size: int | None, **how: Any) -> None:
+def prepare(inputs: list[str], to: Path, *, codec: str | None = None, size: int | None = None, **how: Any) -> None:
     """Turn pictures into tokens, with a bar."""
-    import torch
-
-    from maskless.data.image_prepare import prepare_images
-
     if codec is None or size is None:
         raise ValueError("these are pictures: expected --codec (a folder, or pixels:LEVELS[:CHANNELS]) and --size")
     large = torch.cuda.is_available()
@@ -40,16 +41,11 @@ def prepare(inputs: list[str], to: Path, codec: str | None, size: int | None, **
     sizes = ", ".join(f"{s.rows:,} rows {name}" for name, s in made.splits.items())
     skipped = f", {made.skipped} broken pictures left out ({made.broken[0]} ...)" if made.skipped else ""
     grid = f"{made.grid[0]} x {made.grid[1]} tokens of {made.codes:,} codes"
-    show.out.print(
-        f"{to}: {sizes}; {grid}, {len(made.classes)} classes{skipped}", highlight=False, markup=False, soft_wrap=True
-    )
+    say(f"{to}: {sizes}; {grid}, {len(made.classes)} classes{skipped}")
 
 
 def find_codec(name: str) -> ImageCodec:
     """A codec by its folder or its released file, or grey levels as tokens: pixels:17, pixels:8:3."""
-    from maskless import official_vq
-    from maskless.codec.vq import PixelCodec, read_codec
-
     if not name.startswith("pixels:"):
         return official_vq.read(name) if Path(name).is_file() else read_codec(name)
     try:
@@ -71,23 +67,19 @@ def give_codec(model: Model, name: str) -> None:
 
 def draw(
     model: Model,
-    to: Path | None,
-    gif: Path | None,
-    heat: Path | None,
-    labels: list[str] | None,
     n: int | None,
+    *,
+    label: Sequence[str] = (),
+    out: Path | None = None,
+    gif: Path | None = None,
+    heat: Path | None = None,
     **how: Any,
 ) -> None:
     """Draw n pictures, of labels in turn, into a PNG or one by one into a folder, and how they came."""
-    import torch
-
-    from maskless import pictures
-    from maskless.images import generate_images, grid_of
-
-    each = to is not None and (to.is_dir() or not (to.suffix or to.exists()))
-    to = check_files(to, folder=each, heat=heat, gif=gif)
+    each = out is not None and (out.is_dir() or not (out.suffix or out.exists()))
+    to = check_files(out, folder=each, heat=heat, gif=gif)
     _check_noise(**how)
-    names = _in_turn([_class(model, label) for label in labels], n) if labels else None
+    names = _in_turn([_class(model, name) for name in label], n) if label else None
     count = len(names) if names else n
     if heat is not None and (count or 0) > pictures.MOST:
         raise ValueError(f"--heat of {count} pictures: expected {pictures.MOST} or fewer")
@@ -104,17 +96,11 @@ def draw(
     if heat is not None:
         steps = torch.stack([one.steps for one in drawn]).flatten(1)
         pictures.order_heatmap(steps, heat, shape=grid_of(model), images=pixels, labels=titles)
-    show.out.print(f"{to}: {len(drawn)} pictures", highlight=False, markup=False, soft_wrap=True)
+    say(f"{to}: {len(drawn)} pictures")
 
 
 def _film(model: Model, drawn: list[Picture], to: Path, titles: list[str] | None) -> None:
     """A GIF of how pictures came."""
-    import torch
-
-    from maskless import pictures
-    from maskless.codec.vq import to_pixels
-    from maskless.images import codec_of, grid_of
-
     codec, (h, w) = codec_of(model), grid_of(model)
     tokens = torch.stack([one.tokens for one in drawn]).flatten(1)
     steps = torch.stack([one.steps for one in drawn]).flatten(1)
@@ -128,29 +114,21 @@ def _film(model: Model, drawn: list[Picture], to: Path, titles: list[str] | None
 def fill(
     model: Model,
     picture: Path,
-    known: Path | None,
-    box: str | None,
-    label: str | None,
-    to: Path | None,
-    compare: Path | None,
+    *,
+    known: Path | None = None,
+    box: str | None = None,
+    label: str | None = None,
+    out: Path | None = None,
+    compare: Path | None = None,
     **how: Any,
 ) -> None:
     """Draw a part of a picture anew: what a mask does not keep, or a box."""
-    import torch
-
-    from maskless import pictures
-    from maskless.data.image_pixels import fit
-    from maskless.images import codec_of, fill_image, grid_of
-
-    to = check_files(to, compare=compare)
+    to = check_files(out, compare=compare)
     _check_noise(**how)
     pixels = _read(picture)
     keep = _kept(known, box, pixels.shape[:2])
-    codec, (h, w) = codec_of(model), grid_of(model)
-    if h != w:
-        raise ValueError(f"this model draws {w} x {h} cells: expected one of squares")
-    size, name = h * codec.factor, None if label is None else _class(model, label)
-    square = fit(pixels, size, channels=codec.channels)
+    size, name = side_of(model), None if label is None else _class(model, label)
+    square = fit(pixels, size, channels=codec_of(model).channels)
     mask = fit(keep.astype(np.uint8) * 255, size, "box", channels=1)[..., 0] == 255
     _check_seen(keep, mask, f"box {box}" if known is None else f"what {known} does not keep")
     with show.watching("filling") as on_step:
@@ -162,7 +140,15 @@ def fill(
         titles = [filled.label] if filled.label else None
         pictures.inpainting(before, torch.from_numpy(mask), drawn, compare, labels=titles)
     count = int((filled.steps >= 0).sum())
-    show.out.print(f"{to}: {count} of {h * w} cells drawn anew", highlight=False, markup=False, soft_wrap=True)
+    say(f"{to}: {count} of {filled.steps.numel()} cells drawn anew")
+
+
+def side_of(model: Model) -> int:
+    """Pixels along a side of what a model draws, which is square."""
+    h, w = grid_of(model)
+    if h != w:
+        raise ValueError(f"this model draws {w} x {h} cells: expected one of squares")
+    return h * codec_of(model).factor
 
 
 def write_each(drawn: list[Picture], folder: Path) -> None:
@@ -186,8 +172,7 @@ def check_files(to: Path | None, *, folder: bool = False, **others: Path | None)
     for option, path in {"out": to, **others}.items():
         if path is None:
             continue
-        if not path.resolve().parent.is_dir():
-            raise ValueError(f"{path}: {path.parent} is not a folder")
+        check_places(path)
         if path.is_dir() and not (folder and path is to):
             raise ValueError(f"{path} is a folder: expected the name of a file")
         if path.resolve() in named:
@@ -223,8 +208,6 @@ def _in_turn(names: list[str | int], n: int | None) -> list[str | int]:
 
 
 def _read(path: Path) -> np.ndarray:
-    from maskless.data.image_pixels import decode
-
     if not path.is_file():
         raise ValueError(f"{path} is not a file: this is a model of pictures, it fills in the file of one")
     try:

@@ -10,13 +10,18 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from maskless.cli import show
-from maskless.cli.evaluate import FEATURE_INPUT, FEATURES
+from maskless.cli.checks import flag
+from maskless.cli.evaluate import FEATURES
+from maskless.cli.options import Given, with_tables
+from maskless.terminal import say
 
 if TYPE_CHECKING:
     from maskless.reproduce.jobs import TableJob, TablePlan
 
 
+@with_tables
 def reproduce(
+    *,
     table: Annotated[str | None, typer.Argument(help="table-1, figure-6, ...; without it all are listed.")] = None,
     size: Annotated[
         str,
@@ -29,8 +34,7 @@ def reproduce(
         Path | None, typer.Option("--out", help="The folder for runs and tables. Default: reproduced/SCALE.")
     ] = None,
     judge: Annotated[str | None, typer.Option(help="Gen-PPL: a causal LM, as in `evaluate`.")] = None,
-    features: FEATURES = None,
-    feature_input: FEATURE_INPUT = None,
+    features: Annotated[Given, FEATURES],
     codec: Annotated[str | None, typer.Option(help="Pictures: a codec; without it a small one is trained.")] = None,
     processes: Annotated[int, typer.Option(help="GPUs that train and evaluate together.")] = 1,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Show what would be done, and do nothing.")] = False,
@@ -67,8 +71,7 @@ def reproduce(
     given = sort_out(data or [])
     if at.is_paper and "text" in given:
         raise ValueError(f"--data {given['text']}: the paper's scale has its own text, prepared in {folder / 'data'}")
-    named_features = {"--features": features, "--feature-input": feature_input}
-    seen = tuple(word for option, value in named_features.items() if value is not None for word in (option, value))
+    seen = tuple(word for name, value in features.items() for word in (flag(name), value))
     how = {"judge": judge, "codec": codec}
     this = plan(named, Options(scale=at, out=folder, processes=processes, features=seen, **given, **how))
     if dry_run:
@@ -81,7 +84,7 @@ def reproduce(
     def on_step(step: TableJob, stands: str) -> None:
         if stands != "done":
             shown = f"{next(count)}. {step.name}: {shlex.join(step.command)}"
-            show.err.print(shown, highlight=False, soft_wrap=True, markup=False)
+            show.note(shown)
 
     hours = run.estimate(this, run.child, on_step)
     for name, cost in hours.items():
@@ -97,7 +100,7 @@ def reproduce(
     machines = [outcome.machine for outcome in outcomes.values()]
     print(report.markdown(this, found, machines), end="")
     made = report.write(this, found, machines)
-    show.err.print("written: " + "   ".join(map(str, made)), highlight=False, markup=False, soft_wrap=True)
+    show.note("written: " + "   ".join(map(str, made)))
     if reasons:
         raise typer.Exit(1)
 
@@ -110,8 +113,8 @@ def _show(plan: TablePlan) -> None:
     words = {"done": "done", "begun": "goes on", "": "to do"}
     for step in plan.jobs.values():
         shown = f"{words[standing(plan, step)]:8} {shlex.join(step.command)}"
-        show.out.print(shown, highlight=False, soft_wrap=True, markup=False)
+        say(shown)
     missing = Counter(entry.why_not for entry in plan.entries if entry.why_not)
     show.out.print(f"{len(plan.entries) - missing.total()} numbers", highlight=False)
     for reason, number in missing.items():
-        show.out.print(f"{number} numbers not: {reason}", highlight=False, soft_wrap=True, markup=False)
+        say(f"{number} numbers not: {reason}")

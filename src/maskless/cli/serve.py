@@ -7,6 +7,7 @@ from typing import Annotated
 import typer
 
 from maskless.cli import show
+from maskless.terminal import say
 
 SHIPPED = ("stories", "stories-mdlm", "cifar10")  # what is served where no model is named, as far as it is there
 
@@ -49,7 +50,7 @@ def serve(
 
     def ready(page: str) -> None:
         names = ", ".join(one.name for one in hosts)
-        show.out.print(f"{page}  ({names}; Ctrl-C stops)", highlight=False, markup=False, soft_wrap=True)
+        say(f"{page}  ({names}; Ctrl-C stops)")
         if not address.local and api_key is None:
             show.err.print("Anyone who reaches this machine can use it: give an --api-key.", highlight=False)
 

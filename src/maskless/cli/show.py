@@ -13,7 +13,7 @@ from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Table
 from rich.text import Text
 
-from maskless.terminal import Screen
+from maskless.terminal import Screen, say
 from maskless.train.report import or_unknown
 
 if TYPE_CHECKING:
@@ -24,6 +24,11 @@ if TYPE_CHECKING:
 
 P = TypeVar("P")
 out, err = Screen(), Screen(stderr=True)
+
+
+def note(line: str) -> None:
+    """A line on stderr, as it is."""
+    err.print(line, highlight=False, markup=False, soft_wrap=True)
 
 
 def preparing(inputs: list[str], to: Path, **how: Any) -> Prepared:
@@ -67,7 +72,7 @@ def training(folder: Path, config: RunConfig) -> None:
     tried = f"try: maskless generate {shlex.quote(str(folder))}"
     if drawn.exists():
         tried = f"samples: {drawn}   {tried} --out new.png"
-    out.print(f"curve: {folder / 'loss.png'}   {tried}", highlight=False, markup=False, soft_wrap=True)
+    say(f"curve: {folder / 'loss.png'}   {tried}")
 
 
 def qualities(found: ImageQuality) -> None:
@@ -79,7 +84,7 @@ def qualities(found: ImageQuality) -> None:
     shares = ["" if share is None else f"{share:.3f}" for share in (found.precision, found.recall)]
     table.add_row(f"{found.fid:.3f}", *shares, score)
     out.print(table)
-    out.print(described(found), highlight=False, soft_wrap=True, markup=False)
+    say(described(found))
 
 
 def progress(shown: bool = True) -> Progress:

@@ -1,0 +1,93 @@
+"""What `evaluate` measures of a model of pictures: FID and its companions, against real ones."""
+
+from __future__ import annotations
+
+import dataclasses
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from accelerate import PartialState
+
+from maskless.checkpoint import Model, digest
+from maskless.cli import show
+from maskless.cli.checks import check_places, numbers
+from maskless.cli.pictures import side_of
+from maskless.decide import settled
+from maskless.evaluate import inception, sets
+from maskless.evaluate.images import SeenImages
+from maskless.evaluate.sweep import ImagePoint, plot, sweep, table
+from maskless.how import How
+from maskless.images import codec_of
+from maskless.train.processes import processes
+
+
+def evaluate_pictures(
+    model: Model,
+    as_json: bool,
+    *,
+    reference: str | None = None,
+    out: Path | None = None,
+    features: str | None = None,
+    feature_input: str | None = None,
+    save_statistics: Path | None = None,
+    valid: float | None = None,
+    samples: int = 50_000,
+    batch: int | None = None,
+    steps: str | None = None,
+    guidance: str = "0",
+    **how: Any,
+) -> None:
+    """Figures of what a model draws, with each guidance; a process draws its share, the main one shows them."""
+    if reference is None or out is None:
+        raise ValueError("this is a model of pictures: expected --reference PATH (real ones) and --out FILE.json")
+    if steps is not None:
+        how["steps"], *more = numbers("steps", steps, int, "8,16,32")
+        if more:
+            raise ValueError(f"--steps {steps}: expected one number for pictures; what may be a list is --guidance")
+    guidances = numbers("guidance", guidance, float, "0,1,2,3")
+    network = find_features(features, feature_input)
+    sets.check_drawing(model, guidances, **how)
+    check_places(out, save_statistics)
+    at_once = (500 if model.device.type == "cuda" else 25) if batch is None else batch  # 50,000 in equal parts
+    sample = sets.drawn(model, samples, at_once, **how)
+    side, codec = side_of(model), codec_of(model)
+    pictures = sets.real(reference, valid)
+    sets.check_share(valid, pictures)
+    seen = look(pictures, network, side, codec.channels, save_statistics)
+    settings = dataclasses.asdict(settled(model, How(**how), model.config.length - 1))
+    settings |= {"model": digest(model.network, codec), "samples": samples}
+    del settings["guidance"]  # which each point has
+    swept = partial(sweep, sample, guidances, network, seen, out, score=network.classes > 0, settings=settings)
+    points = show.sweeping(swept, len(guidances), samples, lambda point: f"w = {point.guidance:g}")
+    if PartialState().is_main_process:
+        _show_points(points, out, as_json)
+
+
+def _show_points(points: list[ImagePoint], to: Path, as_json: bool) -> None:
+    """Figures on stdout, and a curve beside their file where there are several."""
+    curve = to.with_suffix(".png")
+    if len(points) > 1:
+        plot({to.stem: points}, curve)
+    if as_json:
+        print(to.read_text())
+        return
+    print(table(points))
+    show.note(f"figures: {to}" + (f"   curve: {curve}" if len(points) > 1 else ""))
+
+
+def look(
+    pictures: sets.Real, network: inception.Features, size: int, channels: int, keep: Path | None = None
+) -> SeenImages:
+    """What the network sees in real pictures, with a bar; `keep`: a file for their statistics."""
+    main = PartialState().is_main_process
+    with show.bar(f"looking at {Path(pictures.name).name}", pictures.count, shown=main) as advance:
+        seen = pictures.seen(network, size, channels=channels, on_batch=advance)
+    if keep is not None and main:
+        seen.statistics.save(keep)
+    return seen
+
+
+def find_features(features: str | None = None, feature_input: str | None = None) -> inception.Features:
+    """The network whose features are compared, by its name or file."""
+    return inception.features(features or inception.TORCH_FIDELITY, input=feature_input, device=processes().device)

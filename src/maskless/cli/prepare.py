@@ -1,0 +1,111 @@
+"""The commands `prepare` and `convert`: token files of text or pictures, a model folder of a released checkpoint."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from maskless.cli import show
+from maskless.cli.checks import flag
+from maskless.cli.options import TOKENIZER, Given, Option, Options, with_tables
+from maskless.terminal import say
+
+if TYPE_CHECKING:
+    from maskless.data.unpack import InputLimits
+
+TEXT: Options = {
+    "tokenizer": Option(str, "gpt2, bert, bytes, a hub id, or a file."),
+    "vocab": Option(int, "Train a BPE of this size on the text instead."),
+    "length": Option(int, "Tokens in a sequence. Default: 256."),
+    "layout": Option(str, "packed (default), wrapped (BOS ... EOS) or padded (a document each)."),
+    "field": Option(str, "The field of a JSON line with the text. Default: text."),
+    "max_line": Option(str, "How long a JSON line may be. Default: 256MB.", metavar="SIZE"),
+}
+PICTURES: Options = {
+    "codec": Option(str, "Pictures: a codec, or pixels:LEVELS."),
+    "size": Option(int, "Pictures: pixels a side."),
+    "flips": Option(bool, "Pictures: mirror them as well.", "--flips"),
+}
+
+
+@with_tables
+def prepare(
+    *,
+    inputs: Annotated[list[str], typer.Argument(help="Files, folders, lm1b, openwebtext or hf:NAME.")],
+    to: Annotated[Path, typer.Option("--out", help="The folder to make.")],
+    text: Annotated[Given, TEXT],
+    of_pictures: Annotated[Given, PICTURES],
+    valid: Annotated[float, typer.Option(help="The share of documents held out for validation.")] = 0.05,
+    overwrite: Annotated[bool, typer.Option(help="Replace a folder prepared before.")] = False,
+    max_unpacked: Annotated[
+        str | None,
+        typer.Option(metavar="SIZE", help="What a packed file may hold. Default: 100 times its size, at least 1GB."),
+    ] = None,
+) -> None:
+    """Turn text, or pictures, into token files.
+
+    maskless prepare reviews.jsonl.xz --out data/reviews --vocab 8192 --length 256
+
+    maskless prepare photos/ --out data/photos --codec runs/codec --size 64
+    """
+    from maskless.codec.text import codec
+    from maskless.data.unpack import InputLimits, in_bytes
+
+    sizes = {"unpacked": max_unpacked, "line": text.get("max_line")}
+    limits = InputLimits(**{name: in_bytes(size) for name, size in sizes.items() if size is not None})
+    how: Given = {"valid": valid, "overwrite": overwrite, "limits": limits}
+    if "codec" in of_pictures or _are_images(inputs, limits):
+        for name in text:
+            raise ValueError(f"{flag(name)} is for text: these are pictures")
+        from maskless.cli import pictures
+
+        pictures.prepare(inputs, to, **of_pictures, **how)
+        return
+    for name in of_pictures:
+        raise ValueError(f"{flag(name)} is for pictures: this is text")
+    text.pop("max_line", None)
+    if {"tokenizer", "vocab"} <= text.keys():
+        raise ValueError("--tokenizer and --vocab exclude each other: take a tokenizer, or train one")
+    encoding = {"codec": codec(text.pop("tokenizer"))} if "tokenizer" in text else {"vocab": 8192}
+    prepared = show.preparing(inputs, to, **{"length": 256} | encoding | text | how)
+    splits = ", ".join(f"{s.rows:,} rows ({s.tokens:,} tokens) {name}" for name, s in prepared.splits.items())
+    say(f"{to}: {splits}; vocabulary {prepared.vocab:,}, length {prepared.length}")
+
+
+def _are_images(inputs: list[str], limits: InputLimits) -> bool:
+    """Whether inputs are pictures; of the hub's data --codec says that."""
+    from maskless.data.images import looks_like_images
+
+    local = [name for name in inputs if not name.startswith("hf:")]
+    return bool(local) and looks_like_images(local, limits)
+
+
+def convert(
+    file: Annotated[Path, typer.Argument(help="A checkpoint that the paper's authors released.")],
+    to: Annotated[Path, typer.Argument(metavar="OUT", help="The model folder to make.")],
+    weights: Annotated[str, typer.Option(help="ema or raw.")] = "ema",
+    queries: Annotated[str | None, typer.Option(help="position, mean or logsumexp, if the file does not say.")] = None,
+    tokenizer: TOKENIZER = None,
+    image_codec: Annotated[
+        str | None, typer.Option("--codec", help="Pictures: what made its tokens, such as vq_ds8_c2i.pt.")
+    ] = None,
+) -> None:
+    """Turn a released checkpoint into a model folder, without running anything from it.
+
+    maskless convert pgm_8_8.ckpt models/pgm-8-8 --tokenizer gpt2
+
+    maskless convert pgm_12_12.pth models/imagenet --codec vq_ds8_c2i.pt
+    """
+    from maskless import api
+
+    if not file.is_file():
+        raise ValueError(f"{file} is not a file")
+    converted = api.load(file, weights=weights, queries=queries, tokenizer=tokenizer, device="cpu")
+    if image_codec is not None:
+        from maskless.cli import pictures
+
+        pictures.give_codec(converted, image_codec)
+    converted.save_pretrained(to)
+    say(f"{to}: {converted.config}")

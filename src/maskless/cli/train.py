@@ -1,0 +1,93 @@
+"""The command `train`: a model of your own text or pictures."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from maskless.cli import show
+from maskless.cli.options import Given, Option, Options, with_tables
+
+EVERY = Option(int, "Steps; 0: at the end only. Default: 1,000, and a tenth of the run.")
+TRAINING: Options = {  # the fields of `TrainConfig`
+    "model": Option(str, "pgm (default), mdlm, mdlm-complementary, ar; pictures: maskgit."),
+    "objective": Option(str, "pgm: chain (default), or partition (two groups, as in the paper)."),
+    "orders": Option(str, "Chain: shares of orders (also left). Default: random=25,strands=50,gaps=25."),
+    "weights": Option(str, "Loss weights: bounded (default), released, exact; pictures: arccos."),
+    "steps": Option(int, "Default: as many as suit the text."),
+    "minutes": Option(float, "A time budget."),
+    "batch": Option(int, "Sequences of a step, over all processes."),
+    "accumulate": Option(int, "Pieces of a process's share of a step."),
+    "learning_rate": Option(float, "Default: 1e-3 on CUDA, else 2e-3.", "--lr"),
+    "initial": Option(str, "First weights: open (default) or released."),
+    "warmup": Option(int, "Steps. Default: a twentieth; 100 with --minutes."),
+    "decay": Option(str, "constant or cosine."),
+    "clip": Option(float, "Gradients are clipped to this norm. Default: 1."),
+    "ema": Option(float, "Decay of the averaged weights."),
+    "label_dropout": Option(float, "Pictures: the share of labels that are hidden, for guidance. Default: 0.1."),
+    "seed": Option(int, "Default: 0."),
+    "compile": Option(bool, "By default on CUDA."),
+    "fsdp": Option(bool, "Shard the weights over processes.", "--fsdp"),
+    "evaluate_every": EVERY,
+    "sample_every": Option(int, "Steps between live samples; 0: none."),
+    "save_every": EVERY,
+    "log_every": Option(int, "Default: 10."),
+    "keep": Option(int, "Training states that stay on disk. Default: 2."),
+    "tracker": Option(str, "tensorboard (default), wandb, ... or none."),
+}
+NETWORK: Options = {  # keywords of `network_config` and `image_network_config`
+    "width": Option(int, "Of the network. Default: 512 on CUDA, else 128."),
+    "layers": Option(int, "In all; pgm has half of them in its encoder."),
+    "encoder": Option(int, "pgm: how many of the layers."),
+    "dropout": Option(float, "Default: 0.1."),
+    "context": Option(str, "pgm with two groups: full, or ordered (can be cached, as a chain always is)."),
+    "queries": Option(str, "pgm: position (default), mean or logsumexp."),
+    "swap": Option(str, "pgm: gated (default of a chain), released (of two groups) or residual."),
+    "rope": Option(str, "pgm of pictures: 1d (default), or 2d, by row and column."),
+}
+DATA: Options = {  # fields of `Request`
+    "text": Option(list[str], "Text to train on; everything else has a default."),
+    "data": Option(Path, "A prepared folder."),
+    "vocab": Option(int, "With --text: the size of the BPE."),
+    "tokenizer": Option(str, "With --text: gpt2, bert, bytes, or a file."),
+    "length": Option(int, "With --text: tokens in a sequence."),
+}
+RESUME = Annotated[bool, typer.Option("--resume", help="Go on with the run in --out.")]
+
+
+@with_tables
+def train(
+    *,
+    to: Annotated[Path, typer.Option("--out", help="The run's folder.")],
+    data: Annotated[Given, DATA],
+    recipe: Annotated[str | None, typer.Option(help="A row of the paper's tables, by name; needs --data.")] = None,
+    resume: RESUME = False,
+    training: Annotated[Given, TRAINING],
+    network: Annotated[Given, NETWORK],
+) -> None:
+    """Train on your own text, with everything derived from it, or as you say.
+
+    maskless train --text my.txt --out runs/my --minutes 5
+
+    torchrun --nproc-per-node 8 -m maskless train --data data/owt --out runs/owt --recipe owt-pgm-8-8
+    """
+    from maskless.recipes import recipe as find
+    from maskless.train.setup import Request, configure, resumed, run_folder
+
+    if recipe:
+        known = find(recipe)
+        network, training = known.network | network, known.train | training
+    request = Request(network=network, train=training, **data)
+    again = resume and goes_on(to, "run.json", {"text", "data"} & data.keys(), "--text or --data")
+    with run_folder(to):
+        show.training(to, resumed(to, request) if again else configure(to, request, show.preparing))
+
+
+def goes_on(folder: Path, config: str, begins: Any, needs: str) -> bool:
+    """Whether there is a run to resume; a ValueError where there is none, and nothing to begin one with."""
+    found = (folder / config).exists()
+    if not found and not begins:
+        raise ValueError(f"nothing to resume: {folder} has no {config}; give {needs} to begin")
+    return found
