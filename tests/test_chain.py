@@ -52,7 +52,7 @@ def test_the_logits_of_a_chain_are_those_of_each_prefix_alone(ordered):
     for row, n in itertools.product(range(3), range(L)):
         known, target = order[row, None, :n], order[row, None, n : n + 1]
         alone = ordered(dense(tokens[row, None].gather(1, known), known, target))
-        torch.testing.assert_close(logits[row * L + n, None], alone, atol=1e-5, rtol=0)
+        torch.testing.assert_close(logits[row * L + n, None], alone, atol=1e-4, rtol=0)
 
 
 @torch.no_grad()
@@ -67,7 +67,7 @@ def test_rows_of_a_chain_may_know_and_want_different_numbers(ordered):
     for row, (start, end) in enumerate(zip(starts.tolist(), ends.tolist(), strict=True)):
         for n in range(start, end):
             one, _ = split(tokens[row, None], order[row, None], torch.tensor([n]), torch.tensor([n + 1]))
-            torch.testing.assert_close(logits[row][n - start, None], ordered(one), atol=1e-5, rtol=0)
+            torch.testing.assert_close(logits[row][n - start, None], ordered(one), atol=1e-4, rtol=0)
 
 
 @torch.no_grad()
@@ -79,7 +79,7 @@ def test_tokens_that_are_decided_together_see_only_the_steps_before(ordered):
         known, target = order[row, None, : seen[row, n]], order[row, None, n : n + 1]
         logits = ordered(dense(tokens[row, None].gather(1, known), known, target)).double()
         expected = -logits.log_softmax(-1)[0, tokens[row, order[row, n]]]
-        torch.testing.assert_close(costs[row, order[row, n]], expected, atol=1e-5, rtol=0)
+        torch.testing.assert_close(costs[row, order[row, n]], expected, atol=1e-4, rtol=0)
 
 
 @torch.no_grad()
@@ -158,7 +158,7 @@ def test_a_network_that_answers_no_chains_is_asked_token_by_token(tiny):
                 if n >= given[row]
                 else torch.tensor(0.0).double()
             )
-            torch.testing.assert_close(costs[row, order[row, n]], expected, atol=1e-5, rtol=0)
+            torch.testing.assert_close(costs[row, order[row, n]], expected, atol=1e-4, rtol=0)
 
 
 @pytest.mark.parametrize(
@@ -194,7 +194,7 @@ def test_gradients_are_those_of_each_prefix_alone(ordered):
         parts.append(torch.nn.functional.cross_entropy(ordered(one), tokens.flatten()[at], reduction="sum"))
     apart = torch.autograd.grad(sum(parts), parameters, allow_unused=True)
     for one, other in zip(together, apart, strict=True):
-        torch.testing.assert_close(one, other, atol=1e-5, rtol=1e-4)
+        torch.testing.assert_close(one, other, atol=1e-4, rtol=1e-4)
 
 
 def test_only_valid_tokens_weigh_and_the_bos_of_an_image_is_never_predicted():

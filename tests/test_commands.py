@@ -284,7 +284,7 @@ def asked(server: Any, run: Callable[..., None], asks: tuple[str, ...], sockets:
     thread = threading.Thread(target=run, args=(server, sockets))
     thread.start()
     try:
-        for _ in range(1000):
+        for _ in range(6000):
             if server.started:
                 break
             time.sleep(0.01)
@@ -295,7 +295,7 @@ def asked(server: Any, run: Callable[..., None], asks: tuple[str, ...], sockets:
             request = urllib.request.Request(
                 url.replace("localhost:8000", f"http://{host}"), body, {"Content-Type": "application/json"}
             )
-            with urllib.request.urlopen(request, timeout=20) as answer:
+            with urllib.request.urlopen(request, timeout=60) as answer:
                 assert answer.status == 200
                 assert answer.read()
     finally:

@@ -1,11 +1,9 @@
 """Pictures from end to end, without a codec's network: a PGM learns to draw digits that a classifier recognises."""
 
 import dataclasses
-import os
 
 import numpy as np
 import pytest
-import torch
 from PIL import Image
 from rich.console import Console
 from sklearn.datasets import load_digits
@@ -19,36 +17,40 @@ from maskless.train.plan import image_network_config
 from maskless.train.run import RunConfig, run
 
 LEVELS = 17  # of grey in scikit-learn's digits
+FEW = 5  # of the small ones
+KINDS = (0, 1, 4, 7)  # of the small ones
+
+
+def prepared(folder, images, labels, levels: int):
+    """Pictures of so many levels of grey as a folder for each class, and as tokens, one for each level."""
+    for number, (image, label) in enumerate(zip(images, labels, strict=True)):
+        to = folder / "pictures" / str(label)
+        to.mkdir(parents=True, exist_ok=True)
+        Image.fromarray((image * 255 / (levels - 1)).round().astype(np.uint8)).save(to / f"{number}.png")
+    return prepare_images([folder / "pictures"], folder / "data", PixelCodec(levels), size=images.shape[1])
 
 
 @pytest.fixture(scope="module")
 def digits(tmp_path_factory):
-    """The 8 x 8 digits as a folder of pictures, a folder for each class, and prepared with a token for each level."""
-    folder = tmp_path_factory.mktemp("digits")
     data = load_digits()
-    for number, (image, label) in enumerate(zip(data.images, data.target, strict=True)):
-        to = folder / "pictures" / str(label)
-        to.mkdir(parents=True, exist_ok=True)
-        Image.fromarray((image * 255 / (LEVELS - 1)).round().astype(np.uint8)).save(to / f"{number}.png")
-    return prepare_images([folder / "pictures"], folder / "data", PixelCodec(LEVELS), size=8)
+    return prepared(tmp_path_factory.mktemp("digits"), data.images, data.target, LEVELS)
 
 
-def trained(folder, data, model: str, steps: int, **sizes):
-    network = image_network_config(model, data, **{"width": 64, "layers": 4, "dropout": 0.0} | sizes)
-    settings = TrainConfig(
-        model=model,
-        weights="arccos",
-        steps=steps,
-        batch=32,
-        learning_rate=3e-3,
-        warmup=50,
-        decay="cosine",
-        ema=0.99,
-        tracker="none",
-        evaluate_every=0,
-        save_every=0,
-    )
-    config = RunConfig(data=str(data.folder), network=dataclasses.asdict(network), train=settings)
+@pytest.fixture(scope="module")
+def small_digits():
+    """Four of the digits, 4 x 4 and in few levels of grey: a minute's work in a few seconds.  (N, 4, 4), (N,)"""
+    data = load_digits()
+    chosen = np.isin(data.target, KINDS)
+    means = data.images[chosen].reshape(-1, 4, 2, 4, 2).mean((2, 4))
+    return (means / (LEVELS - 1) * (FEW - 1)).round(), data.target[chosen]
+
+
+def trained(folder, data, model: str, steps: int, *, layers: int = 4, context: str = "full", **settings):
+    network = image_network_config(model, data, width=64, layers=layers, dropout=0.0, context=context)
+    usual = {"weights": "arccos", "batch": 32, "learning_rate": 3e-3, "warmup": 10, "decay": "cosine", "ema": 0.98}
+    quiet = {"tracker": "none", "evaluate_every": 0, "save_every": 0}
+    train = TrainConfig(model=model, steps=steps, **usual | quiet | settings)
+    config = RunConfig(data=str(data.folder), network=dataclasses.asdict(network), train=train)
     return run(folder, config, Console(quiet=True))
 
 
@@ -59,33 +61,33 @@ def test_what_only_a_pgm_has_is_refused_for_maskgit(digits, wrong):
 
 
 def levels(pictures) -> np.ndarray:
-    return np.stack([np.asarray(one.image, dtype=float).ravel() for one in pictures]) * (LEVELS - 1) / 255
+    return np.stack([np.asarray(one.image, dtype=float).ravel() for one in pictures]) / 255
 
 
 @pytest.fixture(scope="module")
-def artist(digits, tmp_path_factory):
-    torch.set_num_threads(1 if "PYTEST_XDIST_WORKER" in os.environ else 2)
-    try:
-        yield trained(tmp_path_factory.mktemp("run") / "pgm", digits, "pgm", 600)
-    finally:
-        torch.set_num_threads(1)
+def beginner(digits, tmp_path_factory):
+    """A PGM that has hardly learnt anything."""
+    return trained(tmp_path_factory.mktemp("run") / "pgm", digits, "pgm", 10)
 
 
-def test_a_classifier_recognises_the_digits_that_a_pgm_draws(artist):
-    data = load_digits()
-    judge = SVC(gamma=0.001).fit(data.data, data.target)
-    wanted = [str(i % 10) for i in range(100)]
-    drawn = maskless.generate(artist.model, labels=wanted, guidance=2.0, steps=64, warmup=0, seed=1)
-    right = (judge.predict(levels(drawn)) == np.arange(100) % 10).mean()
-    assert right >= 0.8
+def test_a_classifier_recognises_the_digits_that_a_pgm_draws(small_digits, tmp_path):
+    images, labels = small_digits
+    chain = {"objective": "chain", "orders": "random=1", "context": "ordered"}
+    data = prepared(tmp_path, images, labels, FEW)
+    artist = trained(tmp_path / "run", data, "pgm", 300, layers=2, weights="bounded", **chain)
+    judge = SVC(gamma=0.01 * (FEW - 1) ** 2).fit(images.reshape(len(images), -1) / (FEW - 1), labels)
+    wanted = [str(KINDS[i % 4]) for i in range(100)]
+    drawn = maskless.generate(artist.model, labels=wanted, guidance=2.0, steps=16, seed=1)
+    right = (judge.predict(levels(drawn)).astype(str) == wanted).mean()
+    assert right >= 0.6  # by chance 0.25, of five seeds 0.85 to 0.97
     assert [one.label for one in drawn] == wanted
 
 
-def test_a_saved_model_draws_the_same_and_fills_in(artist, tmp_path):
-    artist.model.save_pretrained(tmp_path / "model")
+def test_a_saved_model_draws_the_same_and_fills_in(beginner, tmp_path):
+    beginner.model.save_pretrained(tmp_path / "model")
     loaded = maskless.load(tmp_path / "model", device="cpu")
-    assert loaded.classes == artist.model.classes
-    first, again = (maskless.generate(m, labels=["3", 7], steps=8, seed=5) for m in (artist.model, loaded))
+    assert loaded.classes == beginner.model.classes
+    first, again = (maskless.generate(m, labels=["3", 7], steps=8, seed=5) for m in (beginner.model, loaded))
     assert np.array_equal(levels(first), levels(again))
     alone = maskless.generate(loaded, labels=["3"], steps=8, seed=5)
     assert np.array_equal(levels(alone), levels(first[:1]))
@@ -99,22 +101,22 @@ def test_a_saved_model_draws_the_same_and_fills_in(artist, tmp_path):
 
 
 @pytest.mark.parametrize("order", ["halton", "random", "raster", "confidence"])
-def test_every_order_decides_every_cell_once(artist, order):
+def test_every_order_decides_every_cell_once(beginner, order):
     counts = "arccos-after-one" if order == "confidence" else "arccos"
-    (one,) = maskless.generate(artist.model, labels=[4], order=order, counts=counts, steps=16, guidance=1.0)
+    (one,) = maskless.generate(beginner.model, labels=[4], order=order, counts=counts, steps=16, guidance=1.0)
     assert sorted(set(one.steps.flatten().tolist())) == list(range(16))
     assert ((one.tokens >= 0) & (one.tokens < LEVELS)).all()
 
 
 def test_maskgit_trains_and_draws_too(digits, tmp_path):
-    made = trained(tmp_path / "run", digits, "maskgit", 20)
+    made = trained(tmp_path / "run", digits, "maskgit", 10)
     losses = [line for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines() if '"loss"' in line]
-    assert len(losses) == 20
+    assert len(losses) == 10
     assert (tmp_path / "run" / "samples.png").exists()
     assert len(maskless.generate(made.model, labels=[0, 1], steps=4, guidance=1.0)) == 2
 
 
-def test_what_a_model_of_pictures_refuses(artist):
+def test_what_a_model_of_pictures_refuses(beginner):
     for match, how in (
         ("unknown label 'cat': expected one of 0, 1", {"labels": ["cat"]}),
         ("a label is 10: expected 0 to 9", {"labels": [10]}),
@@ -124,6 +126,6 @@ def test_what_a_model_of_pictures_refuses(artist):
         ("n 0 is out of range", {"n": 0}),
     ):
         with pytest.raises(ValueError, match=match):
-            maskless.generate(artist.model, **how)
+            maskless.generate(beginner.model, **how)
     with pytest.raises(ValueError, match=r"a picture of \(4, 4\) pixels with a mask of \(8, 8\): expected 8 x 8"):
-        maskless.fill(artist.model, np.zeros((4, 4), np.uint8), known=np.ones((8, 8), bool))
+        maskless.fill(beginner.model, np.zeros((4, 4), np.uint8), known=np.ones((8, 8), bool))

@@ -14,7 +14,9 @@ from objective_tasks import ROW, UNBIASED, L, V, by_row, loss, near, place, task
 @pytest.mark.parametrize("length", [1, 2, 5, 12])
 def test_every_sequence_of_pgm_exact_weighs_its_length_whatever_the_split(length):
     task = task_of("pgm-exact", 100, length=length)
-    torch.testing.assert_close(by_row("pgm-exact", task, task.weights, 100), torch.full((100,), length).double())
+    torch.testing.assert_close(
+        by_row("pgm-exact", task, task.weights, 100), torch.full((100,), length).double(), rtol=1e-6, atol=0
+    )
     cost = float(loss(uniform_network, task)) / 100
     torch.testing.assert_close(cost, length * float(torch.tensor(float(V)).log()), rtol=1e-5, atol=0)
 
@@ -109,7 +111,7 @@ def test_the_loss_is_the_sum_of_the_losses_of_any_number_of_processes(tiny, name
     everything = tokens, t, u, torch.ones_like(tokens, dtype=torch.bool)
     whole = loss(network, OBJECTIVES[name](*everything))
     parts = zip(*(x.chunk(processes) for x in everything), strict=True)
-    torch.testing.assert_close(sum(loss(network, OBJECTIVES[name](*part)) for part in parts), whole)
+    torch.testing.assert_close(sum(loss(network, OBJECTIVES[name](*part)) for part in parts), whole, rtol=1e-5, atol=0)
 
 
 @pytest.mark.parametrize("kind", ["position", "mean", "logsumexp", "ordered", "masked", "causal"])

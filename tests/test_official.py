@@ -202,11 +202,11 @@ def test_the_reference_of_these_tests_agrees_with_the_released_code(write):
     tokens, groups = values["train.tokens"], values["train.groups"]
     theirs = values["train.logits"][..., :-1].double()
     reference = partition_logits(state, tokens, groups, 4)[..., :-1]
-    torch.testing.assert_close(reference, theirs, atol=2e-6, rtol=0)
+    torch.testing.assert_close(reference, theirs, atol=2e-5, rtol=0)
     alone = partition_logits(state, tokens, torch.ones_like(groups), 4)[..., :-1]
-    torch.testing.assert_close(alone, values["train.logits_all_group1"][..., :-1].double(), atol=2e-6, rtol=0)
+    torch.testing.assert_close(alone, values["train.logits_all_group1"][..., :-1].double(), atol=2e-5, rtol=0)
     network = official.read(write(state), weights="raw", length=tokens.shape[1]).eval()
     problems, index = partition(tokens, groups.argsort(dim=1, stable=True), (groups == 0).sum(1))
     with torch.no_grad():
         ours = network(problems)[:, :-1].double()
-    torch.testing.assert_close(ours, theirs.flatten(0, 1)[index], atol=2e-6, rtol=0)
+    torch.testing.assert_close(ours, theirs.flatten(0, 1)[index], atol=2e-5, rtol=0)

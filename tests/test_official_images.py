@@ -92,16 +92,16 @@ def test_the_released_code_gives_the_same_logits(write):
     for name, given in groups_and_labels:
         problems, index = partition(tokens, groups.argsort(dim=1, stable=True), (groups == 0).sum(1), given)
         theirs = values[name].flatten(0, 1)[index]
-        torch.testing.assert_close(network(problems)[:, predicted], theirs[:, predicted], atol=1e-5, rtol=0)
+        torch.testing.assert_close(network(problems)[:, predicted], theirs[:, predicted], atol=1e-4, rtol=0)
     for part in ("sample", "step0"):
         asked = [values[f"{part}.{name}"] for name in ("tokens", "clean_positions", "noisy_positions", "lengths")]
         ours = network(dense(*asked, labels)).unflatten(0, asked[2].shape)
         right, wrong = (values[f"{part}.logits_{kind}_length"][..., predicted] for kind in ("corrected", "official"))
-        torch.testing.assert_close(ours[..., predicted], right, atol=1e-5, rtol=0)
+        torch.testing.assert_close(ours[..., predicted], right, atol=1e-4, rtol=0)
         assert (ours[..., predicted] - wrong).abs().max() > 0.01  # the released samplers hide the last known token
     for name, split in (("train.logits", groups), ("train.logits_all_group1", torch.ones_like(groups))):
         reference = image_logits(state, tokens, split, labels, 4)
-        torch.testing.assert_close(reference, values[name].double(), atol=1e-5, rtol=0)
+        torch.testing.assert_close(reference, values[name].double(), atol=1e-4, rtol=0)
 
 
 @torch.no_grad()

@@ -127,7 +127,7 @@ def test_logits_are_those_of_transformers(model, weights):
     assert found.missing_keys in ([], ["lm_head.weight"])  # tied
     ids = torch.randint(0, VOCAB, (3, LENGTH), generator=torch.Generator().manual_seed(0))
     with torch.inference_mode():
-        torch.testing.assert_close(logits(model, ids), network(ids).logits, atol=1e-4, rtol=0)
+        torch.testing.assert_close(logits(model, ids), network(ids).logits, atol=1e-3, rtol=0)
 
 
 @pytest.mark.parametrize("temperature", [1.0, 0.7])

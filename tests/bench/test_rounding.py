@@ -31,8 +31,9 @@ def test_less_precision_costs_more(tiny, kind):
     assert (full.kl, full.error, full.same) == (0, 0, 1)
     assert full.error < half.error < low.error < 0.1 * low.spread
     assert full.kl < half.kl < low.kl < 1e-2
-    assert abs(low.nats - full.nats) < 0.01
-    assert 0.8 < low.same <= half.same <= 1
+    assert abs(low.nats - full.nats) < 0.02
+    assert 0.8 < low.same <= 1
+    assert 0.95 < half.same <= 1
 
 
 def test_the_cost_in_float32_is_that_of_the_network(tiny):

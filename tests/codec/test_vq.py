@@ -57,7 +57,7 @@ def test_only_the_directions_of_codes_and_latents_count():
     codec.quant_conv.weight *= 3
     codec.quant_conv.bias *= 3
     assert codec.encode(images).equal(indices)
-    torch.testing.assert_close(codec.decode(indices), out, rtol=1e-4, atol=1e-5)
+    torch.testing.assert_close(codec.decode(indices), out, rtol=1e-4, atol=1e-4)
     torch.testing.assert_close(codec.quantize.vectors().norm(dim=1), torch.ones(20))
     torch.testing.assert_close(codec.quantize.lookup(indices).norm(dim=1), torch.ones(2, 4, 4))
 
@@ -112,7 +112,7 @@ def test_grids_of_any_shape(factor, height, width):
     assert indices.shape == (2, height // factor, width // factor)
     out = codec.decode(indices)
     assert out.shape == images.shape
-    torch.testing.assert_close(out, codec(images)[0].detach())
+    torch.testing.assert_close(out, codec(images)[0].detach(), rtol=0, atol=1e-4)
     one = codec.encode(images[1:])  # an image is encoded by itself
     assert one.equal(indices[1:])
 

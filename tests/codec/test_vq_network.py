@@ -90,11 +90,11 @@ class Reference:
 def test_the_network_is_its_description(factor):
     codec, images = make(factor, blocks=2), noise(2, 3, 16, 32)
     reference = Reference(codec.state_dict())
-    torch.testing.assert_close(codec.latents(images), reference.latents(images), rtol=0, atol=1e-5)
+    torch.testing.assert_close(codec.latents(images), reference.latents(images), rtol=0, atol=1e-4)
     indices = codec.encode(images)
     assert indices.equal(reference.indices(codec.latents(images)))
     assert len(indices.unique()) > 3
-    torch.testing.assert_close(codec.decode(indices), reference.images(indices), rtol=1e-5, atol=1e-5)
+    torch.testing.assert_close(codec.decode(indices), reference.images(indices), rtol=0, atol=1e-4)
 
 
 @pytest.mark.skipif(not PARITY.exists(), reason="the fixtures of the released code are not here")
@@ -104,12 +104,12 @@ def test_tokens_and_pixels_of_the_released_code():
     codec = VQ(VQConfig(codes=64, code_width=8, latent=16, width=32, multipliers=(1, 2)))
     names = [name for name in known if name.startswith("state.") and not name.endswith("codebook_used")]
     codec.load_state_dict({name.removeprefix("state."): known[name].float() for name in names})
-    torch.testing.assert_close(codec.latents(known["image"]), known["pre_quant"], rtol=0, atol=1e-5)
+    torch.testing.assert_close(codec.latents(known["image"]), known["pre_quant"], rtol=0, atol=1e-4)
     assert codec.encode(known["image"]).equal(known["indices"])
-    torch.testing.assert_close(codec.decode(known["indices"]), known["decoded"], rtol=0, atol=1e-5)
+    torch.testing.assert_close(codec.decode(known["indices"]), known["decoded"], rtol=0, atol=1e-4)
     out, quantised = codec(known["image"])
-    torch.testing.assert_close(quantised.vectors, known["quant"], rtol=0, atol=1e-6)
-    torch.testing.assert_close(out, known["decoded"], rtol=0, atol=1e-5)
+    torch.testing.assert_close(quantised.vectors, known["quant"], rtol=0, atol=1e-5)
+    torch.testing.assert_close(out, known["decoded"], rtol=0, atol=1e-4)
 
 
 def test_the_released_sizes_are_the_defaults():

@@ -143,8 +143,8 @@ def test_cached_logits_equal_uncached_ones_and_those_of_the_network(tiny, given)
         problems, _ = split(tokens, way.order, way.ends[:, number], way.ends[:, number + 1])
         with torch.no_grad():
             plain = network(problems)
-        torch.testing.assert_close(mine, plain, atol=2e-5, rtol=0)
-        torch.testing.assert_close(uncached, plain, atol=2e-5, rtol=0)
+        torch.testing.assert_close(mine, plain, atol=1e-4, rtol=0)
+        torch.testing.assert_close(uncached, plain, atol=1e-4, rtol=0)
 
 
 def test_a_rare_refresh_is_an_approximation_that_starts_exact(tiny):
@@ -185,7 +185,7 @@ def test_a_refreshed_step_is_exact_and_one_between_is_not(tiny):
     way, engine = planned("position", known, keys, 3), Engine(network)
     exact = engine_logits(engine, tokens, way, keys, cached=False)
     stale = engine_logits(engine, tokens, way, keys, cached=True)  # encoded whole in the first step only
-    torch.testing.assert_close(stale[0], exact[0], atol=2e-5, rtol=0)
+    torch.testing.assert_close(stale[0], exact[0], atol=1e-4, rtol=0)
     assert (stale[1] - exact[1]).abs().max() > 1e-3
 
 
@@ -229,7 +229,7 @@ def test_answers_are_those_of_the_network(tiny, kind):
     problems, _ = split(tokens, way.order, way.ends[:, 0], way.ends[:, 2])
     with torch.no_grad():
         expected = network(problems)
-    torch.testing.assert_close(Engine(network).answer(problems), expected, atol=2e-5, rtol=0)
+    torch.testing.assert_close(Engine(network).answer(problems), expected, atol=1e-4, rtol=0)
     with pytest.raises(ValueError, match="a causal model goes from left to right"):
         Engine(tiny("causal")).answer(problems)
 

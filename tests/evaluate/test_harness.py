@@ -271,7 +271,7 @@ def test_a_long_prefix_keeps_its_end(trained):
     long = scorer.codec.encode("the hen eats corn . " * 20)
     target = scorer.codec.encode(" fish")
     (score, _), (cut, _) = scorer.score([(long, target), (long[-(12 - len(target)) :], target)])
-    assert score == pytest.approx(cut, abs=1e-5)
+    assert score == pytest.approx(cut, abs=1e-4)
 
 
 def test_whole_documents_are_scored_in_stretches(tiny):

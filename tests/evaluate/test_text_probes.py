@@ -88,7 +88,7 @@ def test_every_order_sums_to_one_over_all_texts(tiny):
     texts = torch.tensor(list(itertools.product(range(3), repeat=3)))
     for order, steps in itertools.product(("left-to-right", "confidence"), (1, 2, 3)):
         cost = along(network, texts, order, steps=steps, samples=3)
-        assert float((-cost).exp().sum()) == pytest.approx(1, rel=1e-5)
+        assert float((-cost).exp().sum()) == pytest.approx(1, rel=1e-4)
 
 
 def test_what_has_no_order_is_refused(tiny):

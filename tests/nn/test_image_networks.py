@@ -184,7 +184,7 @@ def test_the_network_gives_the_logits_of_the_released_architecture(tmp_path):
     ours = network(problems).double()
     assert (ours[:, 11] == -torch.inf).all()
     predicted = torch.arange(13) != 11
-    torch.testing.assert_close(ours[:, predicted], expected[index][:, predicted], atol=1e-5, rtol=0)
+    torch.testing.assert_close(ours[:, predicted], expected[index][:, predicted], atol=1e-4, rtol=0)
 
 
 def test_closed_gates_open_and_let_a_gradient_through_to_the_class_and_the_registers():

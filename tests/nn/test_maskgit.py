@@ -53,7 +53,7 @@ def test_the_network_gives_the_logits_of_the_released_architecture(tmp_path, kno
     expected = torch.nn.functional.pad(expected, (0, 0, 1, 0)).flatten(0, 1)[index]
     ours = network(problems.labelled(labels)).double()
     assert expected.std() > 0.3
-    torch.testing.assert_close(ours[:, :-1], expected[:, :-1], atol=1e-5, rtol=0)
+    torch.testing.assert_close(ours[:, :-1], expected[:, :-1], atol=1e-4, rtol=0)
     assert (ours[:, -1] == -torch.inf).all()
 
 

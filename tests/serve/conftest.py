@@ -119,7 +119,7 @@ class Server:
         return f"http://127.0.0.1:{self.port}"
 
     def connect(self) -> http.client.HTTPConnection:
-        return http.client.HTTPConnection("127.0.0.1", self.port, timeout=30)
+        return http.client.HTTPConnection("127.0.0.1", self.port, timeout=60)
 
     def ask(self, method: str, path: str, body: bytes | None = None, headers: dict[str, str] | None = None) -> Answer:
         connection = self.connect()
@@ -149,7 +149,7 @@ def running(hosts: list[Host], limits: Limits, key: str | None = None) -> Iterat
     server = uvicorn.Server(config)
     thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]}, daemon=True)
     thread.start()
-    deadline = time.monotonic() + 20
+    deadline = time.monotonic() + 60
     while not server.started and time.monotonic() < deadline:
         time.sleep(0.01)
     assert server.started
@@ -157,7 +157,7 @@ def running(hosts: list[Host], limits: Limits, key: str | None = None) -> Iterat
         yield Server(listener.getsockname()[1], {host.name: host for host in hosts})
     finally:
         server.should_exit = True
-        thread.join(15)
+        thread.join(60)
         assert not thread.is_alive()
 
 
@@ -195,7 +195,8 @@ def browser():
     path = next((found for name in BROWSERS if (found := shutil.which(name))), None)
     with playwright.sync_playwright() as tools:
         try:
-            started = tools.chromium.launch(executable_path=path, args=["--no-sandbox", "--disable-gpu"])
+            arguments = ["--no-sandbox", "--disable-gpu"]
+            started = tools.chromium.launch(executable_path=path, args=arguments, timeout=120_000)
         except playwright.Error as error:
             pytest.skip(f"no browser: apt install chromium ({str(error).splitlines()[0][:100]})")
         yield started
@@ -219,8 +220,8 @@ def visit(browser, server):
 
     def open_page(url=None, ready=True, **how):
         context = browser.new_context(**{"viewport": {"width": 1100, "height": 800}, "reduced_motion": "reduce"} | how)
-        context.set_default_timeout(10_000)
-        expect.set_options(timeout=15_000)
+        context.set_default_timeout(60_000)
+        expect.set_options(timeout=60_000)
         contexts.append(context)
         page = context.new_page()
         page.on("pageerror", lambda error: wrong.append(str(error)))

@@ -33,11 +33,11 @@ def test_silent_connections_beyond_the_descriptors_keep_nobody_out(models, tmp_p
         try:
             url, port = re.match(r"(http://127\.0\.0\.1:(\d+)) ", run.stdout.readline()).groups()
             for _ in range(400):
-                silent.enter_context(socket.create_connection(("127.0.0.1", int(port)), timeout=20))
+                silent.enter_context(socket.create_connection(("127.0.0.1", int(port)), timeout=60))
             body = urllib.request.Request(f"{url}/v1/fill", b'{"text": "a [3]"}', {"content-type": "application/json"})
-            assert urllib.request.urlopen(body, timeout=20).status == 200
+            assert urllib.request.urlopen(body, timeout=60).status == 200
             run.send_signal(signal.SIGTERM)
-            assert run.wait(15) == 0
+            assert run.wait(60) == 0
         finally:
             run.kill()
     assert said.read_text() == ""
@@ -57,9 +57,9 @@ def test_it_serves_folders_and_stops_when_told(models, tmp_path):
             body = urllib.request.Request(
                 f"{found[1]}/v1/fill", b'{"text": "a [3]"}', {"content-type": "application/json"}
             )
-            assert urllib.request.urlopen(body, timeout=20).status == 200
+            assert urllib.request.urlopen(body, timeout=60).status == 200
             run.send_signal(signal.SIGTERM)
-            assert run.wait(15) == 0
+            assert run.wait(60) == 0
             assert run.stderr.read() == ""
         finally:
             run.kill()

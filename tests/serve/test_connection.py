@@ -20,7 +20,7 @@ HALF = b"POST /v1/fill HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/
 
 
 def connect(server):
-    return socket.create_connection(("127.0.0.1", server.port), timeout=20)
+    return socket.create_connection(("127.0.0.1", server.port), timeout=60)
 
 
 def answer(line):
@@ -51,7 +51,7 @@ def test_who_comes_when_all_are_busy_is_told_so_in_json(slow):
             line.sendall(HALF)  # a request that is not whole yet is under way
         refused = []
         while len(refused) < 2:
-            for key, _ in ready.select(20):
+            for key, _ in ready.select(60):
                 ready.unregister(key.fileobj)
                 refused.append(answer(key.fileobj))
     for head, body in refused:

@@ -23,6 +23,21 @@ def slide(page, name, value):
     page.locator(name).evaluate("(x, v) => { x.value = v; x.dispatchEvent(new Event('input')); }", value)
 
 
+def reached(page, name, pattern):
+    """Wait for a text that soon goes on: `expect` looks once a second in the end, this in every frame."""
+    page.wait_for_function(
+        "([name, x]) => new RegExp(x).test(document.querySelector(name).textContent)", arg=[name, pattern]
+    )
+
+
+def until(page, happened):
+    for _ in range(3000):
+        if happened():
+            return
+        page.wait_for_timeout(25)
+    raise AssertionError("not within a minute")
+
+
 def words(page) -> list[str]:
     return page.locator("#paper .tok").all_text_contents()
 
@@ -90,7 +105,7 @@ def test_tokens_land_one_step_after_the_other(visit):
     slide(page, "#steps", 9)
     page.locator("#go").click()
     expect(page.locator("#go-label")).to_have_text("Stop")
-    expect(page.locator("#scrub-at")).to_have_text(re.compile("step [2-5] of 9"))
+    reached(page, "#scrub-at", "step [2-5] of 9")
     assert 0 < page.locator("#paper .tok.gap").count() < 9
     expect(page.locator("#scrub-at")).to_have_text("step 9 of 9")
     expect(page.locator("#go-label")).to_have_text("Fill")
@@ -222,8 +237,7 @@ def test_a_running_fill_is_stopped_from_the_page(visit, slow):
     page.keyboard.press("Escape")
     expect(page.locator("#go-label")).to_have_text("Fill")
     expect(page.locator("#status")).to_have_text("Stopped")
-    page.wait_for_timeout(300)
-    assert server.hosts["pgm"].batcher.active == 0
+    until(page, lambda: server.hosts["pgm"].batcher.active == 0)
     expect(page.get_by_role("alert")).to_be_hidden()
 
 

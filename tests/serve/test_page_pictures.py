@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import re
-
 import pytest
-from test_page import slide
+from test_page import reached, slide, until
 
 playwright = pytest.importorskip("playwright.sync_api", reason="needs playwright, of the extra dev")
 expect = playwright.expect
@@ -57,7 +55,7 @@ def test_a_drawing_that_is_stopped_leaves_the_picture_before_it(visit):
     before = pixels(page)
     page.locator("#p-pace").check()
     page.locator("#draw").click()
-    expect(page.locator("#p-at")).to_have_text(re.compile("step [2-9] of 16"))
+    reached(page, "#p-at", "step [2-9] of 16")
     page.keyboard.press("Escape")
     expect(page.locator("#draw-label")).to_have_text("Draw")
     expect(page.locator("#p-at")).to_have_text("step 16 of 16")
@@ -66,8 +64,12 @@ def test_a_drawing_that_is_stopped_leaves_the_picture_before_it(visit):
 
 
 def pixels(page) -> str:
-    page.wait_for_timeout(50)
-    return page.locator("#easel").evaluate("(x) => x.toDataURL()")
+    """What is drawn; a frame may still be on its way, so it is looked at until it stays."""
+    seen = []
+    until(
+        page, lambda: seen.append(page.locator("#easel").evaluate("(x) => x.toDataURL()")) or seen[-1:] * 2 == seen[-2:]
+    )
+    return seen[-1]
 
 
 def test_an_own_picture_is_filled_in(visit, tmp_path):
@@ -83,7 +85,7 @@ def test_an_own_picture_is_filled_in(visit, tmp_path):
     page.locator("#label").focus()
     before = pixels(page)
     page.locator("#draw").click()  # stopped on the way: the own picture is back, and is what is filled in
-    expect(page.locator("#p-at")).to_have_text(re.compile("step [2-9] of 16"))
+    reached(page, "#p-at", "step [2-9] of 16")
     page.keyboard.press("Escape")
     expect(page.locator("#draw-label")).to_have_text("Draw")
     assert pixels(page) == before

@@ -20,7 +20,7 @@ HEAD = b"POST /v1/fill HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/
 
 
 def wait_for(condition):
-    deadline = time.monotonic() + 10
+    deadline = time.monotonic() + 60
     while not condition():
         assert time.monotonic() < deadline
         time.sleep(0.005)
@@ -156,20 +156,21 @@ def test_a_client_that_leaves_frees_its_place(slow, stream):
     leaving.close()
     wait_for(lambda: batcher.active == 0)
     assert batcher.counts.cancelled == 1
-    assert batcher.counts.steps < 12
+    assert batcher.counts.steps < 40
     assert server.post("/v1/fill", {"text": "a [1]"}).status == 200
 
 
 def test_a_full_queue_and_a_late_answer_are_said_clearly(slow):
-    server = slow(0.05, batch=1, queue=1, seconds=0.4)
-    answers = []
+    server = slow(0.2, batch=1, queue=1, seconds=1.0)
+    batcher, answers, threads = server.hosts["pgm"].batcher, [], []
 
     def ask():
         answers.append(server.post("/v1/fill", {"text": "a [40]", "steps": 40}))
 
-    threads = [threading.Thread(target=ask) for _ in range(6)]
-    for thread in threads:
-        thread.start()
+    for there in (1, 2, 2, 2):  # one has the seat, one waits, and there is no place for the others
+        threads.append(threading.Thread(target=ask))
+        threads[-1].start()
+        wait_for(lambda there=there: len(batcher.jobs) + len(answers) >= there)
     for thread in threads:
         thread.join()
     assert {answer.status for answer in answers} == {503}
@@ -187,7 +188,7 @@ def test_a_body_that_does_not_arrive_is_not_waited_for(slow, monkeypatch):
 
     monkeypatch.setattr(guard, "PATIENCE", 0.2)
     server = slow(0)
-    lazy = socket.create_connection(("127.0.0.1", server.port), timeout=10)
+    lazy = socket.create_connection(("127.0.0.1", server.port), timeout=60)
     lazy.sendall(HEAD % 50 + b"{")
     assert lazy.recv(1000).startswith(b"HTTP/1.1 408")
     lazy.close()
@@ -199,7 +200,7 @@ def test_half_a_head_is_not_waited_for(slow, monkeypatch, start):
 
     monkeypatch.setattr(connection, "PATIENCE", 0.2)
     server = slow(0)
-    lazy = socket.create_connection(("127.0.0.1", server.port), timeout=10)
+    lazy = socket.create_connection(("127.0.0.1", server.port), timeout=60)
     lazy.sendall(start)
     assert lazy.recv(1000) == b""
     lazy.close()
@@ -208,26 +209,30 @@ def test_half_a_head_is_not_waited_for(slow, monkeypatch, start):
 def test_a_connection_may_rest_between_requests(slow, monkeypatch):
     from maskless.serve import connection
 
-    monkeypatch.setattr(connection, "PATIENCE", 0.1)
-    connection = slow(0.15).connect()
+    monkeypatch.setattr(connection, "PATIENCE", 0.5)
+    connection = slow(0.6).connect()
     for _ in range(2):
-        connection.request("POST", "/v1/fill", b'{"text": "a [3]"}', {"content-type": "application/json"})
+        connection.request("POST", "/v1/fill", b'{"text": "a [1]"}', {"content-type": "application/json"})
         answer = connection.getresponse()
         assert answer.status == 200
         assert answer.read()
-        time.sleep(0.15)
+        time.sleep(0.6)
     connection.close()
 
 
 def test_a_step_that_does_not_come_back_is_not_waited_for(slow):
-    server = slow(1.0, seconds=0.2)
-    for stream in (False, True):
-        begun = time.monotonic()
-        answer = server.post("/v1/fill", {"text": "a [3]", "stream": stream})
-        assert time.monotonic() - begun < 0.9
-        assert "time limit" in (answer.events[-1][1]["error"]["message"] if stream else answer.message)
-    wait_for(lambda: server.hosts["pgm"].batcher.counts.late == 2)
-    wait_for(lambda: server.hosts["pgm"].batcher.active == 0)
+    server = slow(0, seconds=0.2)
+    batcher, back = server.hosts["pgm"].batcher, threading.Event()
+    quick = batcher.answers.logits
+    batcher.answers.logits = lambda rows: (back.wait(60), quick(rows))[1]
+    try:
+        for stream in (False, True):
+            answer = server.post("/v1/fill", {"text": "a [3]", "stream": stream})  # though the step is still away
+            assert "time limit" in (answer.events[-1][1]["error"]["message"] if stream else answer.message)
+    finally:
+        back.set()
+    wait_for(lambda: batcher.counts.late == 2)
+    wait_for(lambda: batcher.active == 0)
 
 
 def test_a_stream_that_nobody_reads_is_cut_off(server):
@@ -244,7 +249,7 @@ def test_a_stream_that_nobody_reads_is_cut_off(server):
         async def never(*_):
             await waiting.wait()
 
-        await asyncio.wait_for(answer({"type": "http", "asgi": {"spec_version": "2.3"}}, never, never), 10)
+        await asyncio.wait_for(answer({"type": "http", "asgi": {"spec_version": "2.3"}}, never, never), 60)
         return answer.ticket.job.cancelled
 
     assert asyncio.run(unread())

@@ -30,6 +30,7 @@ from maskless.train.report import read_metrics
 from maskless.train.run import RunConfig
 
 QUICK = {"steps": 8, "batch": 8, "learning_rate": 1e-3, "warmup": 3, "log_every": 1, "save_every": 3, "seed": 5}
+QUICK |= {"evaluate_every": 0}  # by default it would be after every step
 
 # Importing torch takes seconds. A process forked from one that has it starts at once, and dies of SIGKILL like any.
 SERVER = """
@@ -49,7 +50,7 @@ for line in sys.stdin:
         os.environ |= request["environment"]
         for stream in ("stdout", "stderr"):
             os.dup2(os.open(request[stream], os.O_WRONLY | os.O_CREAT | os.O_TRUNC), getattr(sys, stream).fileno())
-        faulthandler.dump_traceback_later(110)
+        faulthandler.dump_traceback_later(290)
         sys.argv = request["arguments"]
         if sys.argv[0] == "maskless":
             maskless.cli.main()
@@ -61,7 +62,7 @@ for line in sys.stdin:
 
 
 class Process:
-    """A forked process: `maskless ...` or a script. One that hangs says where, and is killed after two minutes."""
+    """A forked process: `maskless ...` or a script. One that hangs says where, and is killed after five minutes."""
 
     def __init__(self, ask: Callable[..., int], arguments: tuple[Any, ...], folder: Path, environment: dict[str, str]):
         self._ask, self._code = ask, None
@@ -69,7 +70,7 @@ class Process:
         self._files = {name: folder / name for name in ("stdout", "stderr")}
         files = {name: str(path) for name, path in self._files.items()}
         self.pid = ask(arguments=[str(a) for a in arguments], environment=environment, **files)
-        self._limit = threading.Timer(120, self.kill, [signal.SIGKILL])
+        self._limit = threading.Timer(300, self.kill, [signal.SIGKILL])
         self._limit.daemon = True
         self._limit.start()
 
@@ -78,7 +79,7 @@ class Process:
 
     def until(self, happened: Callable[[], object]) -> None:
         """Wait for something that it does."""
-        end = time.monotonic() + 60
+        end = time.monotonic() + 120
         while not happened():
             assert time.monotonic() < end, self.stderr
             time.sleep(0.001)

@@ -40,9 +40,10 @@ def graphs() -> int:
 
 
 @pytest.mark.usefixtures("compiler")
-@pytest.mark.parametrize("accumulate", [1, 2])
 @pytest.mark.parametrize(
-    "kind", [{"model": m} for m in TEXT_MODELS] + [{"model": "pgm", "context": "ordered"}], ids=str
+    ("kind", "accumulate"),
+    [({"model": m}, 1) for m in TEXT_MODELS] + [({"model": "pgm", "context": "ordered"}, 1), ({"model": "mdlm"}, 2)],
+    ids=str,
 )
 def test_nothing_is_compiled_after_the_first_two_steps(data, configure, kind, accumulate):
     """Every step has groups, or a number of targets, of its own."""

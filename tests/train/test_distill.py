@@ -69,7 +69,8 @@ def test_products_may_be_rounded_but_a_divergence_is_not(name):
         found = divergence(head, x, condition, hidden=hidden, teacher=linear, weights=ones, kind=LOSSES[name])
     assert found.dtype == torch.float32
     s, q = (((y.bfloat16() @ weight.bfloat16().T).double() + bias).log_softmax(1) for y in (own, hidden))
-    assert found.item() == pytest.approx(HAND[name](s, q).sum().item(), rel=1e-4)
+    # In float32 nine divergences of 0.001, of terms of size 5, err by 9 * 5 eps = 5e-4 of all; in bfloat16 by 8e-3
+    assert found.item() == pytest.approx(HAND[name](s, q).sum().item(), rel=2e-3)
 
 
 class Largest(TorchDispatchMode):

@@ -31,21 +31,25 @@ SIZES = ("--width", 32, "--layers", 2, "--length", 16, "--vocab", 300, "--batch"
 # Killed
 
 
-def killed_and_resumed(start, command: tuple, out: Path, rng: random.Random, kills: int) -> list[int]:
+def killed_and_resumed(start, command: tuple, out: Path, rng: random.Random, kills: int, steps: int) -> list[int]:
     """Kill a command at random moments and start it again, then let it end. Returns how the killed ones ended."""
     before = time.monotonic()
     whole = start(*command, "--out", out / "straight")
     whole.until((out / "straight" / "metrics.jsonl").exists)
     starting = time.monotonic() - before
     assert whole.wait() == 0, whole.stderr
-    training = time.monotonic() - before - starting
-    ends = []
+    step = (time.monotonic() - before - starting) / steps
+    metrics, ends = out / "killed" / "metrics.jsonl", []
     for life in range(kills):
         process = start(*command, "--out", out / "killed", "--resume")
         if life == 0:  # the first kill falls into the preparation of the text
             process.until(lambda: list(out.glob("killed/.data.*")))
-        else:  # the others fall anywhere: the starts are long, and in all there is time to train once
-            time.sleep(rng.uniform(0, starting + 2 * training / kills))
+        elif life % 3 == 2:  # some into a start, or soon after it
+            time.sleep(rng.uniform(0, starting))
+        else:  # the others somewhere into a step, however fast they are, at about their share of the run
+            reached = steps * life // kills - rng.randrange(4)
+            process.until(lambda reached=reached: metrics.exists() and f'"step": {reached},' in metrics.read_text())
+            time.sleep(rng.uniform(0, step))
         process.kill(signal.SIGKILL)
         ends.append(process.wait())
         assert ends[-1] in (-signal.SIGKILL, 0), process.stderr
@@ -58,7 +62,7 @@ def survives(start, text: Path, losses, out: Path, seed: int, kills: int) -> Non
     steps = 12 * kills
     command = ("maskless", "train", "--text", text, *SIZES, "--steps", steps, "--seed", seed)
     command += ("--save-every", 3, "--log-every", 1, "--evaluate-every", 7)
-    ends = killed_and_resumed(start, command, out, random.Random(seed), kills)
+    ends = killed_and_resumed(start, command, out, random.Random(seed), kills, steps)
     straight, killed = out / "straight", out / "killed"
     assert ends.count(-signal.SIGKILL) > kills / 2
     assert losses(killed) == losses(straight)

@@ -35,12 +35,15 @@ def same_everywhere(this: Run, values: Tensor) -> bool:
 
 def agree(config: RunConfig, folder: Path) -> dict[str, Any]:
     """Train against clocks that differ."""
-    timed = dataclasses.replace(config.train, minutes=0.5, steps=10_000, decay="cosine")
+    minutes = 10  # so long that what the steps really take is next to nothing
+    timed = dataclasses.replace(config.train, minutes=minutes, steps=10_000, decay="cosine")
     this = Run(folder, dataclasses.replace(config, train=timed))
-    this.clock.begin -= 30 * (0.2 + 0.4 * processes().process_index)  # one process thinks that much more is over
+    this.clock.begin -= (
+        60 * minutes * (0.2 + 0.4 * processes().process_index)
+    )  # one process thinks that much more is over
     seen = []
     for step in this:
-        this.clock.begin -= 3
+        this.clock.begin -= 60 * minutes / 10
         seen.append([step.step, step.rate, step.share])
     weights = torch.cat([p.detach().flatten() for p in this.network.parameters()])
     return {
