@@ -100,7 +100,7 @@ class Page:
 
 def _write(console: Console, model: Model, prompt: str, seed: int) -> None:
     codec, length = _codec(model), model.config.length
-    given = (_lead(model) + codec.encode(prompt))[: length - 1]
+    given = (model.lead + codec.encode(prompt))[: length - 1]
     page = Page(codec, given + [0] * (length - len(given)), [i < len(given) for i in range(length)])
     steps = min(STORY_STEPS, length - len(given))
     with _Watching(console, page, steps + sum(steps_of(steps, ROUNDS))) as watching:
@@ -108,18 +108,12 @@ def _write(console: Console, model: Model, prompt: str, seed: int) -> None:
 
 
 def _fill(console: Console, model: Model, text: str, seed: int) -> None:
-    codec, lead = _codec(model), _lead(model)
+    codec, lead = _codec(model), model.lead
     template = parse_gaps(codec, text)
     page = Page(codec, lead + template.tokens, [True] * len(lead) + template.known)
     steps = min(FILL_STEPS, template.known.count(False))
     with _Watching(console, page, steps + sum(steps_of(steps, ROUNDS))) as watching:
         api.fill(model, text, steps=steps, seed=seed, on_step=watching, **HOW)
-
-
-def _lead(model: Model) -> list[int]:
-    """What every sequence of a model begins with."""
-    bos = _codec(model).bos
-    return [] if model.layout == "packed" or bos is None else [bos]
 
 
 class _Watching:

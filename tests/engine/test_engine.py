@@ -14,7 +14,7 @@ from maskless.engine import graphs as graphs_module
 from maskless.engine import run as run_module
 from maskless.engine.engine import SHAPES
 from maskless.engine.graphs import Graphs
-from maskless.engine.run import Equal, Kind, Rounded, Task
+from maskless.engine.run import Equal, Kind, Rounded, RowsToDecide
 from maskless.logits import row_keys
 from maskless.order import COUNTS, ORDERS
 from maskless.plans import Plan, plan, plan_causal
@@ -116,7 +116,7 @@ def engine_logits(engine: Engine, tokens: Tensor, way: Plan, keys: Tensor, cache
     kind = Kind(rows=rows, length=length, keeps=cached or engine.body.keeps, filter=Truncation())
     with engine._lent(kind) as run:
         pass  # nobody else is there
-    task = Task(tokens=tokens, plan=way, keys=keys, labels=torch.zeros(rows, dtype=torch.long))
+    task = RowsToDecide(tokens=tokens, plan=way, keys=keys, labels=torch.zeros(rows, dtype=torch.long))
     run.begin(task, way.ends[:, 0], Truncation())
     lead = engine.body.lead
     found, encoded = [], torch.zeros(len(tokens), dtype=torch.long)

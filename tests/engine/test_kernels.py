@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from maskless.engine import kernels
-from maskless.engine.kernels import Modulation, Past, Scaled
+from maskless.engine.kernels import Past, Scaled, Shifts
 from maskless.nn.attention import rotary_table
 from maskless.problems import Offsets
 
@@ -78,9 +78,9 @@ def compare(device: torch.device) -> None:
             mine, plain = x.to(device, copy=True), x.clone()
             out = torch.empty_like(mine)
             for more, (shift, scale) in (((y, plain_rows[0]), plain_rows[1:]), (None, neutral)):
-                how = Modulation(shift, scale, which, span, centred)
+                how = Shifts(shift, scale, which, span, centred)
                 gated = None if more is None else (y.to(device), rows[0])
-                there_how = Modulation(*(z.to(device) for z in how[:3]), there, centred)
+                there_how = Shifts(*(z.to(device) for z in how[:3]), there, centred)
                 near(cuda.modulate(mine, gated, there_how, out, None), kernels.modulate(plain, more, how))
                 near(mine, plain)
                 given = mine, gated, there_how

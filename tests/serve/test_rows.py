@@ -144,7 +144,9 @@ def test_rows_do_not_depend_on_who_shares_their_steps(host):
         }
         for _ in range(40)
     ]
-    for how in kinds:
+    if host.name == "ordered":
+        kinds += [{"text": text, "seed": 5, "exact": True, "draft": 4, "order": "random"} for text in TEMPLATES]
+    for how in kinds[:40]:
         how["counts"] = "uniform" if how["order"] == "strands" else how["counts"]
     alone = [drafts_of(host, **how) for how in kinds]
     for one in alone:
@@ -326,7 +328,17 @@ def test_a_completion_reads_as_it_does_behind_its_prompt():
 
 
 @pytest.mark.parametrize(
-    "how", [{}, {"strands": 3}, {"order": "strands", "steps": 4}, {"order": "random"}, {"revise": 2}]
+    "how",
+    [
+        {},
+        {"strands": 3},
+        {"order": "strands", "steps": 4},
+        {"order": "random"},
+        {"revise": 2},
+        {"exact": True},
+        {"exact": True, "draft": 3, "order": "random", "top_p": 0.9},
+        {"exact": True, "strands": 2},
+    ],
 )
 def test_a_model_of_chains_writes_as_it_was_trained_here_as_in_the_library(keeping, how):
     host = Still("chain", keeping["chain"])

@@ -223,8 +223,8 @@ def test_a_connection_may_rest_between_requests(slow, monkeypatch):
 def test_a_step_that_does_not_come_back_is_not_waited_for(slow):
     server = slow(0, seconds=0.2)
     batcher, back = server.hosts["pgm"].batcher, threading.Event()
-    quick = batcher.answers.logits
-    batcher.answers.logits = lambda rows: (back.wait(60), quick(rows))[1]
+    quick = batcher.backend.logits
+    batcher.backend.logits = lambda asks: (back.wait(60), quick(asks))[1]
     try:
         for stream in (False, True):
             answer = server.post("/v1/fill", {"text": "a [3]", "stream": stream})  # though the step is still away

@@ -31,7 +31,7 @@ KEPT = 1 << 32  # bytes of keys and values that the rows of a network may keep t
 
 def backend_of(network: nn.Module) -> Plain:
     """The fastest for rows that begin and end together."""
-    return Captured(network, engine_of(network)) if serves(network) else Plain(network)
+    return WholePlans(network, engine_of(network)) if serves(network) else Plain(network)
 
 
 def slots_of(network: nn.Module, length: int) -> Slots | Plain:
@@ -42,7 +42,7 @@ def slots_of(network: nn.Module, length: int) -> Slots | Plain:
     return Slots(network, Seats(engine, length, KEPT)) if keeps(engine) else Plain(network, engine.answer)
 
 
-class Captured(Plain):
+class WholePlans(Plain):
     """A plan that is known beforehand is one run of an engine; an order that is found on the way goes step by step."""
 
     def __init__(self, network: Network, engine: Engine):

@@ -28,7 +28,7 @@ from maskless.engine.fold import (
     plain_layers,
 )
 from maskless.engine.kernels import Past
-from maskless.engine.maps import Maps, Plain
+from maskless.engine.maps import Maps, StreamMaps
 from maskless.engine.stream import Constants, Norms, OpenNorms, Stream
 from maskless.nn.blocks import ClassCondition
 from maskless.nn.causal import CausalTransformer
@@ -115,7 +115,7 @@ class PartitionBody:
 
     def __init__(self, network: PartitionTransformer, maps: Maps):
         config, dtype = network.config, maps.dtype
-        few = Plain(dtype)  # the decoder's products are too small to gain from another precision
+        few = StreamMaps(dtype)  # the decoder's products are too small to gain from another precision
         self.heads, self.keeps, self.rope = config.heads, config.context == "ordered", network.rope
         self.vocab, self.dropped = config.vocab, config.classes
         self.lead, self.places = (1, Registers.PLACES) if config.registers else (0, 0)

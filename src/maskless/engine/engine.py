@@ -25,7 +25,7 @@ from maskless.engine.answer import answer
 from maskless.engine.bodies import CausalBody, PartitionBody
 from maskless.engine.maps import maps_in
 from maskless.engine.networks import fold, serves
-from maskless.engine.run import Kind, Run, Task
+from maskless.engine.run import BatchRun, Kind, RowsToDecide
 from maskless.nn import device_of
 from maskless.nn.calls import ForkSafeLock
 from maskless.nn.threads import DRAWING, Size, threads_for
@@ -54,7 +54,7 @@ class Engine:
         self.graphs = graphs and self.device.type == "cuda"
         self.size = Size.of(network)
         self.turn = TURN if self.device.type == "cuda" else nullcontext()
-        self.runs: list[tuple[Kind, Run]] = []  # which no call uses, the last used ones last
+        self.runs: list[tuple[Kind, BatchRun]] = []  # which no call uses, the last used ones last
 
     def sample(
         self,
@@ -124,7 +124,7 @@ class Engine:
 
     def _task(
         self, tokens: Tensor, plan: Plan, keys: Tensor, warmup: int, labels: Tensor | None, guidance: Guidance | None
-    ) -> Task:
+    ) -> RowsToDecide:
         rows, dropped = len(tokens), self.body.dropped
         if labels is not None:
             if dropped is None:
@@ -145,10 +145,10 @@ class Engine:
             warm = torch.arange(plan.steps) < plan.first()[:, None] + warmup
         if labels is None:
             labels = torch.full((rows,), dropped or 0)
-        return Task(tokens=tokens, plan=plan, keys=keys, labels=labels.cpu(), weights=weights, warm=warm)
+        return RowsToDecide(tokens=tokens, plan=plan, keys=keys, labels=labels.cpu(), weights=weights, warm=warm)
 
     @contextmanager
-    def _lent(self, kind: Kind) -> Iterator[Run]:
+    def _lent(self, kind: Kind) -> Iterator[BatchRun]:
         """Buffers and graphs for a kind of batch that no other call uses meanwhile; the least recently used ones go."""
         with _lock:
             mine = next((one for one in reversed(self.runs) if one[0] == kind), None)
@@ -158,7 +158,7 @@ class Engine:
                 del self.runs[: max(0, len(self.runs) - SHAPES + 1)]
         if mine is None:
             graphs = self.graphs and kind.filter is not None  # another filter may change with each call
-            mine = kind, Run(self.body, kind, device=self.device, graphs=graphs)
+            mine = kind, BatchRun(self.body, kind, device=self.device, graphs=graphs)
         try:
             yield mine[1]
         finally:
@@ -170,7 +170,7 @@ class Engine:
 class _Way:
     """The rows of a run on their way through a plan; weights (B, K) of the guidance."""
 
-    def __init__(self, run: Run, ends: Tensor, weights: Tensor | None, size: Size):
+    def __init__(self, run: BatchRun, ends: Tensor, weights: Tensor | None, size: Size):
         self.run, self.ends, self.weights, self.size = run, ends, weights, size
         self.encoded = torch.zeros_like(ends[:, 0])  # how many tokens of each row are in the cache
 

@@ -44,7 +44,7 @@ class Past:
         return bool((self.lengths == self.lengths[0]).all())
 
 
-class Modulation(NamedTuple):
+class Shifts(NamedTuple):
     """What follows a norm: a scale and a shift, which belong to one of n conditions."""
 
     shift: Tensor  # (n, D)
@@ -107,7 +107,7 @@ def normalise_scaled(x: Tensor, more: Tensor | None, offset: Tensor) -> Scaled:
     return scaled(F.layer_norm(x.float() + offset, x.shape[-1:]))
 
 
-def modulate(x: Tensor, more: tuple[Tensor, Tensor] | None, how: Modulation) -> Tensor:
+def modulate(x: Tensor, more: tuple[Tensor, Tensor] | None, how: Shifts) -> Tensor:
     """The norm of x times scale plus shift, each of a token's row, computed in float32.  (T, D) -> (T, D)
 
     more: a product y (T, D) and its gate (n, D); first gate * y joins x, in place.
@@ -117,7 +117,7 @@ def modulate(x: Tensor, more: tuple[Tensor, Tensor] | None, how: Modulation) -> 
     return _modulated(x, more, how).to(x.dtype)
 
 
-def modulate_scaled(x: Tensor, more: tuple[Tensor, Tensor] | None, how: Modulation) -> Scaled:
+def modulate_scaled(x: Tensor, more: tuple[Tensor, Tensor] | None, how: Shifts) -> Scaled:
     """The same in float8."""
     if on_cuda(x):
         out = Scaled.empty(x, x.shape[1])
@@ -126,7 +126,7 @@ def modulate_scaled(x: Tensor, more: tuple[Tensor, Tensor] | None, how: Modulati
     return scaled(_modulated(x, more, how))
 
 
-def _modulated(x: Tensor, more: tuple[Tensor, Tensor] | None, how: Modulation) -> Tensor:
+def _modulated(x: Tensor, more: tuple[Tensor, Tensor] | None, how: Shifts) -> Tensor:
     def of(part: Tensor) -> Tensor:
         return spread(part.index_select(0, how.which[: len(how.span)]), how.span)
 

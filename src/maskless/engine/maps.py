@@ -42,7 +42,7 @@ class Maps(Protocol):
     def swiglu(self, up: Linear, down: Linear) -> Branch: ...
 
 
-class Plain:
+class StreamMaps:
     """Maps in the precision of the stream."""
 
     def __init__(self, dtype: torch.dtype):
@@ -94,7 +94,7 @@ class Float8:
 def maps_in(precision: torch.dtype, device: torch.device) -> Maps:
     """Maps in a precision; float8_e4m3fn: products in float8, all else in bfloat16."""
     if precision != kernels.FLOAT8:
-        return Plain(precision)
+        return StreamMaps(precision)
     if device.type not in ("cuda", "cpu"):
         raise ValueError(f"precision float8 on {device.type}: expected cuda, or cpu to try it")
     if device.type == "cuda" and torch.cuda.get_device_capability(device) < CAPABLE:

@@ -42,7 +42,7 @@ class Kind:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Task:
+class RowsToDecide:
     """Rows to decide."""
 
     tokens: Tensor  # (B, L)
@@ -83,7 +83,7 @@ class Rounded:
         return self.context[0] + self.targets[0]
 
 
-class Run:
+class BatchRun:
     """One kind of batch at work: static buffers, a stream of its own, and the captured steps.
 
     With guidance the board holds every row twice: with its label, and B rows further on with the label dropped. What is
@@ -116,7 +116,7 @@ class Run:
             lg.check_drawn(int(self.largest), self.body.head.vocab)
             return tokens
 
-    def begin(self, task: Task, known: Tensor, filter: Filter) -> None:
+    def begin(self, task: RowsToDecide, known: Tensor, filter: Filter) -> None:
         """Lay out the rows; what is given stands at the front, and the first `known` (B,) of each row count."""
         body, board, device, rows = self.body, self.board, self.board.at.device, self.rows
         self.filter, order, lead = filter, task.plan.order, body.lead

@@ -20,7 +20,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from maskless.engine import kernels
-from maskless.engine.kernels import Modulation, Scaled
+from maskless.engine.kernels import Scaled, Shifts
 from maskless.problems import Offsets
 
 Linear = tuple[Tensor, Tensor | None]  # weight and bias: x -> x @ weight.T + bias
@@ -168,9 +168,9 @@ class _Modulated:
     def read_scaled(self) -> Scaled:
         return kernels.modulate_scaled(self.x, *self._next())
 
-    def _next(self) -> tuple[tuple[Tensor, Tensor] | None, Modulation]:
+    def _next(self) -> tuple[tuple[Tensor, Tensor] | None, Shifts]:
         waits, self.waits = self.waits, None
-        return waits, Modulation(next(self.parts), next(self.parts), self.which, self.span, self.centred)
+        return waits, Shifts(next(self.parts), next(self.parts), self.which, self.span, self.centred)
 
     def add(self, a: Tensor, linear: Linear) -> None:
         self.join(F.linear(a, *linear))

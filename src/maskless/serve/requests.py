@@ -16,7 +16,7 @@ Tokens = Annotated[list[Token], Field(fail_fast=True)]  # the first mistake is e
 Stream = Annotated[bool, Field(description="Send each step as it is decided, as server-sent events.")]
 
 
-class Request(BaseModel):
+class StrictBody(BaseModel):
     """No field beyond those named, and no number where a text is due."""
 
     model_config = ConfigDict(extra="forbid", strict=True)
@@ -38,7 +38,7 @@ def _whole(name: str, least: int, most: int = 1 << 20) -> Any:
     return Field(ge=least, le=most, description=SAYS[name])
 
 
-class Sampling(Request):
+class Sampling(StrictBody):
     """How to sample: every field of `maskless.How`, with what a server allows."""
 
     steps: Annotated[int | None, _whole("steps", 1)] = None
@@ -58,6 +58,8 @@ class Sampling(Request):
     noise: Annotated[float | None, _number("noise", 0, 100)] = None
     warmup: Annotated[int | None, _whole("warmup", 0)] = None
     refresh: Annotated[int, _whole("refresh", 1)] = 1
+    exact: Annotated[bool, Field(description=SAYS["exact"])] = False
+    draft: Annotated[int | None, _whole("draft", 1)] = None
     revise: Annotated[int, _whole("revise", 0, 16)] = 0
     stream: Stream = False
 
@@ -100,7 +102,7 @@ class FillRequest(TextSampling):
         return self
 
 
-class AlternativesRequest(Request):
+class AlternativesRequest(StrictBody):
     """What else could stand at a position, given all other tokens."""
 
     model_config = ConfigDict(json_schema_extra={"examples": [{"tokens": [5, None, 7], "position": 1}]})

@@ -49,8 +49,9 @@ class Row:
         if self.due:
             return int(self.drafts.wanted[self.at].sum())
         ends, number = self.drafts.plan.ends[self.at], int(self.drafts.number[self.at])
-        last = -1 if self.drafts.confident and not self.round[0] else number + 1
-        return int(ends[last] - ends[number])
+        if self.drafts.confident and not self.round[0]:
+            return int(ends[-1] - ends[number])
+        return int(ends[min(number + max(1, self.drafts.draft), len(ends) - 1)] - ends[number])
 
 
 def batches(rows: Sequence[Row], vocab: int, cells: int = CELLS) -> list[list[Row]]:
