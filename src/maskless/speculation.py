@@ -57,5 +57,5 @@ def accept(
         u = lg.uniforms(keys[here], columns[here], RESIDUAL).to(lacking.device)
         tokens[here] = lg.draw(lacking.log(), u).cpu()
     decided = (accepted + 1).minimum(lengths)
-    nats = float(-ratio.clamp_min(1e-300).log()[offsets.within > 0].sum())
+    nats = float(-ratio.log()[offsets.within > 0].sum())  # infinite where the chain rules out what was drawn
     return tokens, decided, Tally(S, len(drawn), int(accepted.sum()), int(decided.sum()), nats)

@@ -23,7 +23,7 @@ REAL: Options = {
 }
 TEXT: Options = {
     "what": Option(
-        str, "Text: bound (default), genppl, orders, leak, variance, or several with commas. Pictures: leak."
+        str, "Text: bound (default), genppl, orders, parallel, leak, variance, or several with commas. Pictures: leak."
     ),
     "data": Option(list[str], "Text: a prepared folder with the model's vocabulary, or a text file."),
     "split": Option(str, "Text: valid (default) or train."),
@@ -32,6 +32,7 @@ TEXT: Options = {
     "texts": Option(int, "Text, genppl: how many are drawn (1,024)."),
     "save_texts": Option(bool, "Text, genppl: keep the texts in --out.", "--save-texts"),
     "length": Option(int, "Text, genppl: tokens of a text. Default: the context."),
+    "draft": Option(str, "Text, parallel: tokens drawn at once, several with commas. Default: 4,8,16."),
     "pairs": Option(int, "Text, variance: pairs of gradients (16)."),
 } | {name: Option(HOW[name].type, f"Text, genppl. {HOW[name].help}") for name in ("top_k", "top_p", "revise")}
 BOTH: Options = {

@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from maskless.evaluate.genppl import Mean, TextPoint
     from maskless.evaluate.leak import Leak
     from maskless.evaluate.likelihood import Likelihood
+    from maskless.evaluate.parallel import Parallel
     from maskless.evaluate.variance import Variance
 
 PIPED = 200  # columns where there is no terminal: numbers must not break
@@ -80,6 +81,19 @@ def orders(rows: list[tuple[str, int, Likelihood, TextPoint]]) -> None:
         for order, K, bound, point in rows
     ]
     _table(["order", "steps", "perplexity", "nats per token", *SAMPLED], cells)
+
+
+def parallel(found: list[Parallel]) -> None:
+    titles = ["order", "tokens drawn at once", "accepted", "KL of a draft, nats", "tokens per round"]
+    rows = [
+        [one.order, str(one.draft), f"{one.accepted:.1%}", _or_infinite(one.divergence), f"{one.tokens_per_round:.2f}"]
+        for one in found
+    ]
+    _table(titles, rows)
+
+
+def _or_infinite(nats: float | None) -> str:
+    return "infinite" if nats is None else f"{nats:.3f}"
 
 
 def leak(found: Leak) -> None:

@@ -31,6 +31,7 @@ from maskless.evaluate.judge import judge as find_judge
 from maskless.evaluate.leak import leak
 from maskless.evaluate.likelihood import Likelihood, check_positive, likelihood, over_rows, spread
 from maskless.evaluate.orders import EXACT, NAMES, along, drawing, exactly, in_gaps, unknown
+from maskless.evaluate.parallel import parallel
 from maskless.evaluate.variance import gradient_variance, objectives_of
 from maskless.files import json_text
 from maskless.how import How
@@ -272,6 +273,28 @@ def _orders(
     return Measured({"orders": found}, lambda: tables.orders(rows))
 
 
+def _parallel(
+    model: Model,
+    corpora: list[TextSet],
+    *,
+    seed: int,
+    order: str | None = None,
+    draft: str = "4,8,16",
+    texts: int = 64,
+    length: int | None = None,
+    batch: int = 32,
+    **how: Any,
+) -> Measured:
+    if "counts" in how:
+        raise ValueError("--counts are settled by --draft: expected no --counts with --what parallel")
+    check_positive(texts=texts, batch=batch)
+    sizes, orders = numbers("draft", draft, int, "4,8,16"), ["random", "strands"] if order is None else [order]
+    with _bar("drafts and checks", len(sizes) * len(orders) * texts) as advance:
+        settings: dict[str, Any] = {"texts": texts, "length": length, "batch": batch, "seed": seed, **how}
+        found = list(parallel(model, orders, sizes, on_batch=advance, **settings))
+    return Measured({"parallel": [one.as_dict() for one in found]}, lambda: tables.parallel(found))
+
+
 def _leak(model: Model, corpora: list[TextSet], *, seed: int, sequences: int = 4) -> Measured:
     """Pictures are probed on random codes behind a BOS and with their classes in turn, texts without data on any."""
     check_positive(sequences=sequences)
@@ -312,6 +335,7 @@ MEASURES: dict[str, Callable[..., Measured]] = {
     "bound": _bound,
     "genppl": _genppl,
     "orders": _orders,
+    "parallel": _parallel,
     "leak": _leak,
     "variance": _variance,
 }

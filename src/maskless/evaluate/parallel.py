@@ -1,0 +1,75 @@
+"""What parallel steps lose, and what exact ones gain: drafts of several tokens, checked as chains.
+
+A plain step draws its tokens from the marginals, as if they did not depend on each other. The check of exact sampling
+(speculation.py) says how far that is from the model's own distribution, so that one can choose an order and how many
+tokens to draw at once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import torch
+
+from maskless.checkpoint import Model
+from maskless.decide import drafts_of
+from maskless.drafts import Tally
+from maskless.engine import backend_of
+from maskless.how import How
+from maskless.logits import row_keys
+from maskless.nn.calls import evaluating
+from maskless.sampling import run
+
+
+@dataclass(frozen=True)
+class Parallel:
+    """Of drafts of so many tokens in an order."""
+
+    order: str
+    draft: int
+    accepted: float  # share of the drafted tokens
+    divergence: float | None  # nats, KL of the product of the marginals from the chain, of one draft; None: infinite
+    tokens_per_round: float
+
+    def as_dict(self) -> dict[str, Any]:
+        return asdict(self)
+
+
+def parallel(
+    model: Model,
+    orders: list[str],
+    sizes: list[int],
+    *,
+    texts: int = 64,
+    length: int | None = None,
+    batch: int = 32,
+    on_batch: Callable[[int], None] | None = None,
+    **how: Any,
+) -> Iterator[Parallel]:
+    """Figures of exact texts for each order and size of a draft; of strands there are as many as a draft has tokens."""
+    L, lead = model.config.length if length is None else length, torch.tensor(model.lead, dtype=torch.long)
+    for order in orders:
+        for size in sizes:
+            settings = How(order=order, strands=size if order == "strands" else None, exact=True, draft=size, **how)
+            tally = Tally()
+            for begin in range(0, texts, batch):
+                rows = min(batch, texts - begin)
+                tokens = torch.zeros(rows, L, dtype=torch.long)
+                tokens[:, : len(lead)] = lead
+                known = (torch.arange(L) < len(lead)).expand(rows, L)
+                drafts = drafts_of(model, tokens, known, row_keys(settings.seed, begin + torch.arange(rows)), settings)
+                with torch.no_grad(), evaluating(model.network):
+                    run(drafts, backend_of(model.network))
+                tally += drafts.tally
+                if on_batch is not None:
+                    on_batch(rows)
+            nats = tally.nats / tally.rounds
+            yield Parallel(
+                order=order,
+                draft=size,
+                accepted=tally.accepted / tally.drafted,
+                divergence=nats if nats < float("inf") else None,
+                tokens_per_round=tally.decided / tally.rounds,
+            )
