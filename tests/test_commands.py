@@ -66,6 +66,7 @@ TOY = {
     "evaluate orders": "--steps 2,4 --texts 3 --sequences 4 --samples 2",
     "evaluate variance": "--pairs 2 --batch 2",
     "evaluate leak": "",
+    "evaluate parallel": "--texts 2",
     "evaluate": "--sequences 4 --samples 2",
     "fid": SEEN,
     "bench sample": f"{TIMED} --encoder 1 --steps 2,4",

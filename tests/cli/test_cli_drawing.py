@@ -129,8 +129,14 @@ def test_a_box_of_which_the_model_sees_nothing_is_one_line(command, saved, tmp_p
     assert said == ended.err.replace(f"box {box}", f"what {tmp_path / 'mask.png'} does not keep")
 
 
-@pytest.mark.parametrize("words", [["--warmup", 0], ["--noise", 0], ["--schedule", "ramp"], ["--guidance", 0]])
+@pytest.mark.parametrize("words", [["--label", 0], ["--out", "a.png"]])
 def test_what_is_for_pictures_is_refused_for_text(command, words):
     for line in (["generate", "stories"], ["fill", "stories", "A [2]."]):
         ended = command(*line, *words)
         assert ended.err == f"error: {words[0]} is for models of pictures: this is one of text\n"
+
+
+def test_guidance_needs_classes(command):
+    for line in (["generate", "stories"], ["fill", "stories", "A [2]."]):
+        ended = command(*line, "--guidance", 2)
+        assert ended.err == "error: guidance 2.0 needs a network with class labels: this one knows none\n"

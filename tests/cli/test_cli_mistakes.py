@@ -112,7 +112,7 @@ def raising(error: BaseException | type[BaseException]) -> Callable[..., NoRetur
         (["generate", "{model}", "--temperature", "-1"], "temperature -1.0 is out of range"),
         (["generate", "{model}", "--top-p", "0"], "top_p 0.0 is out of range"),
         (["generate", "{model}", "--top-k", "0"], "top_k 0 is out of range"),
-        (["generate", "{model}", "--guidance", "2"], "--guidance is for models of pictures: this is one of text"),
+        (["generate", "{model}", "--guidance", "2"], "guidance 2.0 needs a network with class labels"),
         (["generate", "{model}", "--prompt", "caf\udce9"], "character 3 of a text is '\\udce9': expected UTF-8"),
         (["prepare", "{text}", "--out", "{loop}", "--vocab", "300"], "{loop}"),
         (["generate"], "Missing argument"),

@@ -20,7 +20,7 @@ from maskless.how import How
 from maskless.train.codec_loop import CodecConfig
 from maskless.train.config import TrainConfig
 from maskless.train.distill_run import DistillConfig
-from maskless.train.plan import image_network_config, network_config
+from maskless.train.plan import _sizes
 
 COMMANDS: dict[str, Any] = get_command(app).commands
 BENCH: dict[str, Any] = COMMANDS["bench"].commands
@@ -41,6 +41,7 @@ def without(of: dict[str, Any], *names: str) -> dict[str, Any]:
     return {name: value for name, value in of.items() if name not in names}
 
 
+NETWORK = without(types(_sizes), "heads") | dict.fromkeys(("context", "queries", "swap", "rope"), str)
 LISTS = dict.fromkeys(("length", "batch", "steps"), str)  # of a benchmark: several numbers
 NOT_ASKED = ("images", "codec", "warmup", "clip", "commitment")
 
@@ -50,8 +51,7 @@ NOT_ASKED = ("images", "codec", "warmup", "clip", "commitment")
     [
         ([COMMANDS["generate"], COMMANDS["fill"]], generate.HOW, types(How)),
         ([COMMANDS["train"]], train.TRAINING, types(TrainConfig)),
-        ([COMMANDS["train"]], train.NETWORK, without(types(network_config), "heads")),
-        ([COMMANDS["train"]], train.NETWORK, without(types(image_network_config), "heads")),
+        ([COMMANDS["train"]], train.NETWORK, NETWORK),
         ([COMMANDS["distill"]], distill.ROUND, without(types(TrainConfig), *distill.OF_THE_MODEL)),
         ([COMMANDS["distill"]], distill.HOW, without(types(DistillConfig), "source", "data", "train", "fingerprint")),
         ([COMMANDS["train-codec"]], codec.CODEC_TRAINING, without(types(CodecConfig), *NOT_ASKED)),

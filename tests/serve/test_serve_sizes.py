@@ -90,7 +90,7 @@ def test_a_step_of_many_tokens_is_drawn_in_parts(host, monkeypatch):
     drawn, sizes = sampling.lg.draw, []
     monkeypatch.setattr(sampling.lg, "draw", lambda logits, u: (sizes.append(logits.numel()), drawn(logits, u))[1])
     whole, chances = decided(1 << 22)
-    assert max(sizes) == 40 * host.vocab
+    assert max(sizes) == 3 * 40 * host.vocab
     sizes.clear()
     tokens, same = decided(7 * host.vocab)
     assert max(sizes) == 7 * host.vocab
