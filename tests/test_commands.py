@@ -57,6 +57,8 @@ TOY = {
     "convert": "--tokenizer bytes",
     "models": "",
     "demo": "",
+    "generate --strands": "",
+    "generate --exact": "",
     "generate": "--steps 4",
     "fill --box": "--steps 1",
     "fill": "",
