@@ -35,6 +35,9 @@ def compiler(monkeypatch) -> None:
     monkeypatch.setattr(nn.Module, "compile", partialmethod(nn.Module.compile, backend="eager"))
 
 
+CHAIN = {"model": "pgm", "objective": "chain", "orders": "random=1,strands=2,gaps=1", "context": "ordered"}
+
+
 def graphs() -> int:
     return torch._dynamo.utils.counters["stats"]["unique_graphs"]
 
@@ -42,7 +45,7 @@ def graphs() -> int:
 @pytest.mark.usefixtures("compiler")
 @pytest.mark.parametrize(
     ("kind", "accumulate"),
-    [({"model": m}, 1) for m in TEXT_MODELS] + [({"model": "pgm", "context": "ordered"}, 1), ({"model": "mdlm"}, 2)],
+    [({"model": m}, 1) for m in TEXT_MODELS] + [(CHAIN, 1), ({"model": "mdlm"}, 2)],
     ids=str,
 )
 def test_nothing_is_compiled_after_the_first_two_steps(data, configure, kind, accumulate):
@@ -115,10 +118,13 @@ def test_a_step_never_waits_for_the_gpu(data, configure, model):
 
 
 @pytest.mark.gpu
-@pytest.mark.parametrize(("model", "captures"), [("pgm", 1), ("ar", 1), ("mdlm", 0)])  # MDLM's targets vary in number
-def test_captured_steps_train_as_computed_ones(data, configure, monkeypatch, model, captures):
-    config = configure(model, steps=9, compile=True, dropout=0.1)  # compiled or not is the caller's choice: here not
-    make_config, make = NETWORKS[MODELS[model][0]]
+@pytest.mark.parametrize(
+    ("kind", "captures"),
+    [({"model": "pgm"}, 1), (CHAIN, 1), ({"model": "ar"}, 1), ({"model": "mdlm"}, 0)],  # MDLM's targets vary in number
+)
+def test_captured_steps_train_as_computed_ones(data, configure, monkeypatch, kind, captures):
+    config = configure(**kind, steps=9, compile=True, dropout=0.1)  # compiled or not is the caller's choice: here not
+    make_config, make = NETWORKS[MODELS[kind["model"]][0]]
     taken, capture = [], captured.Captured._capture
     monkeypatch.setattr(captured.Captured, "_capture", lambda *given: taken.append(1) or capture(*given))
 

@@ -45,13 +45,18 @@ def same_losses(one: dict[int, tuple], other: dict[int, tuple]) -> None:
         assert one[step] == pytest.approx(expected, rel=1e-5), step
 
 
-@pytest.mark.parametrize(("model", "accumulate", "stop"), [("pgm", 1, 3), ("mdlm", 2, None)])
-def test_two_processes_have_the_losses_of_one(model, accumulate, stop, start_two, configure, losses, tmp_path):
+CHAIN = {"model": "pgm", "objective": "chain", "orders": "random=1,strands=2,gaps=1", "context": "ordered"}
+
+
+@pytest.mark.parametrize(
+    ("kind", "accumulate", "stop"), [(CHAIN, 1, 3), ({"model": "pgm"}, 1, None), ({"model": "mdlm"}, 2, None)]
+)
+def test_two_processes_have_the_losses_of_one(kind, accumulate, stop, start_two, configure, losses, tmp_path):
     """Also where they stop and go on."""
-    single, double = alone(tmp_path / "single", configure(model)), tmp_path / "double"
+    single, double = alone(tmp_path / "single", configure(**kind)), tmp_path / "double"
     for steps in (stop, 8):
         if steps is not None:
-            in_full(double, configure(model, accumulate=accumulate, steps=steps))
+            in_full(double, configure(**kind, accumulate=accumulate, steps=steps))
             end_well(start_two("maskless", "train", "--out", double, "--resume"))
     same_losses(losses(double), losses(single))
     assert len(losses(single)) == 8
