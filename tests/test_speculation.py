@@ -12,6 +12,7 @@ from maskless.checkpoint import Model
 from maskless.codec.text import byte_codec
 from maskless.drafts import Drafts
 from maskless.draw import Guidance, Truncation, constant
+from maskless.engine import Slots, backend_of
 from maskless.logits import row_keys
 from maskless.mixture import Mixture
 from maskless.order import COUNTS, ORDERS, strands
@@ -227,3 +228,36 @@ def test_schedules_of_a_draft_are_those_of_its_tokens():
     assert ask.weights.tolist() == pytest.approx([0.0, 1.0, 2.0])
     assert constant(ask.weights).tolist() == [1.0, 1.0, 1.0]
     assert list(itertools.chain(ask.numbers.tolist())) == [0, 1, 2]
+
+
+@pytest.mark.parametrize("guided", [False, True])
+@pytest.mark.parametrize("register", [False, True])
+def test_what_was_kept_gives_the_answers_of_the_network(tiny, guided, register):
+    """Drafts and checks by slots, which encode new tokens only, are those of the plain network."""
+    classes = {"classes": 2, "grid": (1, 8), "registers": register} if guided or register else {}
+    network = tiny("ordered", scale=0.2, vocab=7, never=None, length=9, width=32, **classes)
+    generator = torch.Generator().manual_seed(0)
+    order = torch.cat([torch.zeros(5, 1, dtype=torch.long), 1 + torch.rand(5, 8, generator=generator).argsort(1)], 1)
+    starts = torch.tensor([1, 1, 3, 5, 8])  # rows at their own pace; the last has one token left
+    ends = (starts[:, None] + torch.arange(9)).clamp_max(9)
+
+    def drafts() -> Drafts:
+        return Drafts(
+            tokens=torch.randint(7, (5, 9), generator=torch.Generator().manual_seed(1)),
+            plan=Plan(order.clone(), ends.clone()),
+            keys=row_keys(0, torch.arange(5)),
+            labels=torch.tensor([0, 1, 0, 1, 0]) if classes else None,
+            guidance=Guidance(weight=2.0, dropped=2, schedule=constant) if guided else None,
+            draft=4,
+        )
+
+    mine, plain = drafts(), drafts()
+    backend = backend_of(network, draft=4, length=9)
+    assert isinstance(backend, Slots)
+    seen = ([], [])
+    run(mine, backend, seen[0].append)
+    run(plain, Plain(network), seen[1].append)
+    assert torch.equal(mine.tokens, plain.tokens)
+    assert torch.equal(mine.came, plain.came)
+    assert mine.tally.accepted == plain.tally.accepted < mine.tally.drafted
+    torch.testing.assert_close(mine.chance, plain.chance, rtol=1e-4, atol=1e-5, equal_nan=True)

@@ -55,7 +55,8 @@ def decide(
     """Decide the wanted tokens of rows (B, L), in place; the other arguments are those of `drafts_of`."""
     drafts = drafts_of(model, tokens, known, keys, how, wanted=wanted, labels=labels, spaced=spaced)
     with torch.no_grad(), evaluating(model.network):
-        order = run(drafts, backend_of(model.network), on_step)
+        backend = backend_of(model.network, draft=drafts.draft, length=tokens.shape[1])
+        order = run(drafts, backend, on_step)
     return Sampled(tokens, drafts.came, order)
 
 

@@ -39,8 +39,11 @@ class Backend(Protocol):
         """Logits at what drafts ask about, one ask after the other, guided where they are.  -> (U, V)"""
         ...
 
-    def check(self, asks: Sequence[Ask], drawn: Sequence[Tensor]) -> Tensor:
-        """Logits at the same targets, each with those that were drawn before it in its row known too.  -> (U, V)"""
+    def check(self, asks: Sequence[Ask], drawn: Sequence[Tensor], before: Sequence[Tensor]) -> Tensor:
+        """Logits at the same targets, each with those that were drawn before it in its row known too.  -> (U, V)
+
+        drawn (U,), before (U, V) of each ask: tokens, and the logits that they were drawn from.
+        """
         ...
 
     def follow(self, drafts: Drafts, on_step: OnStep | None) -> None:
@@ -62,8 +65,7 @@ class Plain:
         return self._asked(asks, joined([ask.problems() for ask in asks]), self.answer)
 
     @torch.no_grad()
-    def check(self, asks: Sequence[Ask], drawn: Sequence[Tensor]) -> Tensor:
-        """Logits at the same targets, each with those that were drawn before it in its row known too.  -> (U, V)"""
+    def check(self, asks: Sequence[Ask], drawn: Sequence[Tensor], before: Sequence[Tensor]) -> Tensor:
         problems = joined([checking(ask, tokens) for ask, tokens in zip(asks, drawn, strict=True)])
         return self._asked(asks, problems, self.network)
 
@@ -136,7 +138,7 @@ def _checked(parts: Sequence[tuple[Ask, Tensor, Tensor]], backend: Backend) -> d
     if not parts:
         return {}
     asks, drawn = [ask for ask, _, _ in parts], [tokens for _, _, tokens in parts]
-    after = backend.check(asks, drawn).split([len(tokens) for tokens in drawn])
+    after = backend.check(asks, drawn, [logits for _, logits, _ in parts]).split([len(tokens) for tokens in drawn])
     found = {}
     for (ask, before, tokens), q in zip(parts, after, strict=True):
         keys, columns, *_ = _targets(ask)

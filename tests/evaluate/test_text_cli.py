@@ -206,7 +206,10 @@ def test_gradients_have_a_variance(model, first, folder, command):
 @pytest.mark.parametrize(
     ("words", "says"),
     [
-        ("{pgm} --what speed", "--what 'speed' is unknown: expected some of bound, genppl, orders, parallel, leak, variance"),
+        (
+            "{pgm} --what speed",
+            "--what 'speed' is unknown: expected some of bound, genppl, orders, parallel, leak, variance",
+        ),
         (
             "{pgm} --what genppl,orders --revise 2",
             "expected no --what orders beside it",

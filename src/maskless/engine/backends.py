@@ -9,9 +9,10 @@ Shapes: B rows, L length, U targets of a step, V vocabulary.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Hashable, Sequence
+from collections.abc import Callable, Collection, Hashable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
@@ -29,9 +30,12 @@ from maskless.sampling import Plain
 KEPT = 1 << 32  # bytes of keys and values that the rows of a network may keep together
 
 
-def backend_of(network: nn.Module) -> Plain:
-    """The fastest for rows that begin and end together."""
-    return WholePlans(network, engine_of(network)) if serves(network) else Plain(network)
+def backend_of(network: nn.Module, *, draft: int = 0, length: int = 0) -> Plain:
+    """The fastest for rows that begin together: in step, or each at its own pace with drafts of so many tokens."""
+    if not serves(network):
+        return Plain(network)
+    engine = engine_of(network)
+    return Slots(network, Seats(engine, length)) if draft and keeps(engine) else WholePlans(network, engine)
 
 
 def slots_of(network: nn.Module, length: int) -> Slots | Plain:
@@ -102,14 +106,40 @@ class Slots(Plain):
         return self.seats.most if self.seats.body.dropped is None else max(1, self.seats.most // 2)
 
     def logits(self, asks: Sequence[Ask]) -> Tensor:
-        own = [question for ask in asks for question in _questions(ask)]
-        twins = {at: twin for ask in asks for at, twin in _twins(ask, self.seats.body.dropped)}
-        logits = self.seats.logits([*own, *twins.values()])
+        return self._guided(asks, _questions, self.seats.logits, torch.cat([ask.weights for ask in asks]))
+
+    def check(self, asks: Sequence[Ask], drawn: Sequence[Tensor], before: Sequence[Tensor]) -> Tensor:
+        """The first of each draft was drawn from what it is checked by; rows with more tokens ask about the others."""
+        first = torch.cat([ask.offsets.within == 0 for ask in asks]).to(before[0].device)
+        checked, weights = torch.cat(list(before)), torch.cat([ask.weights for ask in asks])
+        if bool(first.all()):
+            return checked
+        of = {id(ask): tokens for ask, tokens in zip(asks, drawn, strict=True)}
+
+        def questions(ask: Ask, **how: Any) -> list[Question]:
+            return _checks(_questions(ask, **how), ask, of[id(ask)])
+
+        checked[~first] = self._guided(asks, questions, self.seats.check, weights[~first.cpu()])
+        return checked
+
+    def _guided(
+        self,
+        asks: Sequence[Ask],
+        questions: Callable[..., list[Question]],
+        answer: Callable[[Sequence[Question]], Tensor],
+        weight: Tensor,
+    ) -> Tensor:
+        """Answers to the questions of all rows, guided by those of their twins."""
+        own = [question for ask in asks for question in questions(ask)]
+        twins = {at: twin for ask in asks for at, twin in _twins(ask, questions, self.seats.body.dropped)}
+        logits = answer([*own, *twins.values()])
         if not twins:
             return logits
-        parts = logits.split([question.end - question.start for question in (*own, *twins.values())])
+        parts = logits.split(
+            [question.drafted or question.end - question.start for question in (*own, *twins.values())]
+        )
         without: dict[Hashable, Tensor] = dict(zip(twins, parts[len(own) :], strict=True))
-        weights = torch.cat([ask.weights for ask in asks]).split([question.end - question.start for question in own])
+        weights = weight.split([question.asked for question in own])
         found = []
         for question, part, weight in zip(own, parts, weights, strict=False):
             twin = without.get(question.owner)
@@ -137,10 +167,22 @@ def _questions(ask: Ask, *, label: int | None = None, twin: bool = False) -> lis
     ]
 
 
-def _twins(ask: Ask, dropped: int | None) -> list[tuple[tuple[Drafts, int, bool], Question]]:
+def _checks(questions: list[Question], ask: Ask, drawn: Tensor) -> list[Question]:
+    """The same rows with their drafts known but for the last; those that drafted one token ask nothing."""
+    lengths, found = [question.asked for question in questions], []
+    for question, tokens in zip(questions, drawn.split(lengths), strict=True):
+        drafted = len(tokens) - 1
+        if drafted:
+            known = question.tokens.index_copy(0, question.order[question.start : question.end], tokens)
+            found.append(replace(question, tokens=known, start=question.end - 1, drafted=drafted))
+    return found
+
+
+def _twins(ask: Ask, questions: Callable[..., list[Question]], dropped: int | None) -> list[tuple[Hashable, Question]]:
     """Of rows that are guided: whose twin it is, and what it asks without the label."""
     if ask.drafts.weights is None:
         return []
-    guided = ask.drafts.weights[ask.rows].any(1).tolist()
-    twins = zip(_questions(ask, label=dropped, twin=True), ask.rows.tolist(), guided, strict=True)
-    return [((ask.drafts, row, False), question) for question, row, has in twins if has]
+    guided = ask.drafts.weights.any(1).tolist()
+    twins = questions(ask, label=dropped, twin=True)
+    owners = [cast(tuple[Drafts, int, bool], twin.owner) for twin in twins]
+    return [((*own[:2], False), twin) for own, twin in zip(owners, twins, strict=True) if guided[own[1]]]

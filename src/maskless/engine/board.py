@@ -41,6 +41,11 @@ class Board:
         """Where in the flat board the first unknown ones are."""
         return self._index(span, self.starts[: len(span)] + self.at[: len(span)])
 
+    def following(self, span: Offsets) -> Tensor:
+        """Where in the flat board what follows each of the last known ones is, as many of each row as the span says."""
+        length = span.longest if span.equal else span.bounds.diff()
+        return self._index(span, self.starts[: len(span)] + self.at[: len(span)] - length + 1)
+
     def _index(self, span: Offsets, begin: Tensor) -> Tensor:
         if span.equal:
             return (begin[:, None] + self.columns[: span.longest]).flatten()

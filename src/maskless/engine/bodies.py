@@ -149,10 +149,12 @@ class PartitionBody:
         return self.vocab + known.long(), known.long()
 
     def open(self, rows: int, slots: int, keeps: bool) -> Memory:
-        return _PartitionMemory(self, rows, slots, keeps)
+        return PartitionMemory(self, rows, slots, keeps)
 
 
-class _PartitionMemory:
+class PartitionMemory:
+    """A Partition Transformer at work: keys and values of all layers, cached where they stay valid."""
+
     def __init__(self, body: PartitionBody, rows: int, slots: int, keeps: bool):
         self.body = body
         self.norms: OpenNorms = body.norms.open(rows)
@@ -166,18 +168,27 @@ class _PartitionMemory:
             self.caches = self.encoded, self.found, self.rest
 
     def __call__(self, board: Board, context: Offsets, targets: Offsets, whole: bool) -> tuple[Tensor, Tensor]:
-        body, swap = self.body, self.body.swap
         at = board.next(targets)
+        return self._read(board, context, targets, whole, at, chain=False), at
+
+    def chain(self, board: Board, context: Offsets, targets: Offsets, whole: bool) -> Tensor:
+        """What the head reads behind each of the last known tokens of a row, given all up to it.  -> (U, D)"""
+        return self._read(board, context, targets, whole, board.following(targets), chain=True)
+
+    def _read(
+        self, board: Board, context: Offsets, targets: Offsets, whole: bool, at: Tensor, *, chain: bool
+    ) -> Tensor:
+        body, swap = self.body, self.body.swap
         positions, _ = board.at_index(at)
         (found, *rest), past = self._keys(board, context, whole)
         q = swap.queries.index_select(0, positions).unflatten(1, (body.heads, -1))
         x = swap.first.index_select(0, positions)
-        x.addmm_(kernels.attend(q, positions, body.rope, *found, targets, past, causal=False), swap.out.t())
+        x.addmm_(kernels.attend(q, positions, body.rope, *found, targets, past, causal=chain), swap.out.t())
         stream = self.norms.stream(1, x, targets)
         for layer, (k, v) in zip(body.decoder, rest, strict=True):
             q = layer.enter(stream).unflatten(1, (body.heads, -1))
-            leave(stream, layer, kernels.attend(q, positions, body.rope, k, v, targets, past, causal=False))
-        return stream.read(), at
+            leave(stream, layer, kernels.attend(q, positions, body.rope, k, v, targets, past, causal=chain))
+        return stream.read()
 
     def _keys(self, board: Board, context: Offsets, whole: bool) -> tuple[list[tuple[Tensor, Tensor]], Past]:
         """Keys and values of GroupSwap and of each decoder layer, and which of them each row attends to."""

@@ -18,7 +18,7 @@ from torch import Tensor
 
 from maskless.engine import kernels
 from maskless.engine.board import Board
-from maskless.engine.bodies import Body, CausalBody, PartitionBody
+from maskless.engine.bodies import Body, CausalBody, PartitionBody, PartitionMemory
 from maskless.engine.engine import Engine
 from maskless.nn.threads import threads_for
 from maskless.plans import Plan
@@ -37,6 +37,12 @@ class Question:
     start: int  # how many are known
     end: int  # where the positions that are asked for end, in the order
     label: int | None = None
+    drafted: int = 0  # of a check: so many of the known ones are drafts, and what follows each is asked for
+
+    @property
+    def asked(self) -> int:
+        """How many positions."""
+        return self.drafted or self.end - self.start
 
 
 def keeps(engine: Engine) -> bool:
@@ -91,8 +97,7 @@ class Seats:
                 slots = max(ask.end for ask in new) + self.body.lead
                 guests = _Table(self.body, len(new), slots, self.device)
                 found |= guests.ask(new, [0] * len(new))
-            head, x = self.body.head, torch.cat([found[ask.owner] for ask in asks])  # (U, D)
-            logits = (kernels.logits_of(x, head.weight) + head.bias)[:, : head.vocab]
+            logits = self._logits(torch.cat([found[ask.owner] for ask in asks]))
             for seat, owner in enumerate(self.owners[: len(old)]):  # only now: a step that fails changes nothing
                 self.encoded[seat] = old[owner].start + self.body.lead
             for place, ask in enumerate(new):
@@ -100,6 +105,22 @@ class Seats:
                 self.owners.append(ask.owner)
                 self.encoded.append(ask.start + self.body.lead)
             return logits
+
+    def check(self, asks: Sequence[Question]) -> Tensor:
+        """Logits behind each drafted token of sequences that have seats, given all up to it.  -> (U, V) float32
+
+        What is encoded of drafts is not kept: some may be dropped.
+        """
+        threads = threads_for(self._work(asks))
+        with torch.no_grad(), torch.autocast(self.device.type, enabled=False), self.engine.turn, threads:
+            of, table = {ask.owner: ask for ask in asks}, self._room(len(self.owners))
+            self._come_forward(of)
+            found = table.ask([of[owner] for owner in self.owners[: len(of)]], self.encoded)
+            return self._logits(torch.cat([found[ask.owner] for ask in asks]))
+
+    def _logits(self, x: Tensor) -> Tensor:
+        head = self.body.head
+        return (kernels.logits_of(x, head.weight) + head.bias)[:, : head.vocab]
 
     def _work(self, asks: Sequence[Question]) -> int:
         """Of a step on the CPU."""
@@ -152,7 +173,7 @@ class _Table:
         """What the head reads at the targets of each sequence; encoded: how many slots of its seat are filled."""
         body, board, lead = self.body, self.board, self.body.lead
         begun = [encoded[seat] for seat in range(len(asks))]
-        known, asked = [ask.start + lead for ask in asks], [ask.end - ask.start for ask in asks]
+        known, asked = [ask.start + lead for ask in asks], [ask.asked for ask in asks]
         assert not isinstance(body, CausalBody) or set(asked) == {1}
         device, laid = board.at.device, [self._laid(seat, *of) for seat, of in enumerate(zip(asks, begun, strict=True))]
         index, positions, tokens = (torch.cat(parts).to(device) for parts in zip(*laid, strict=True))
@@ -165,7 +186,12 @@ class _Table:
             self.labels = labels
         fresh = torch.tensor(known) - torch.tensor(begun)
         context, targets = (Offsets.from_lengths(x).map(lambda y: y.to(device)) for x in (fresh, torch.tensor(asked)))
-        x, _ = self.memory(board, context, targets, not any(begun))
+        whole = not any(begun)
+        if asks[0].drafted:
+            assert isinstance(self.memory, PartitionMemory)
+            x = self.memory.chain(board, context, targets, whole)
+        else:
+            x, _ = self.memory(board, context, targets, whole)
         return {ask.owner: part for ask, part in zip(asks, x.split(asked), strict=True)}
 
     def _laid(self, seat: int, ask: Question, begun: int) -> tuple[Tensor, Tensor, Tensor]:

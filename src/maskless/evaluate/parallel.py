@@ -61,7 +61,7 @@ def parallel(
                 known = (torch.arange(L) < len(lead)).expand(rows, L)
                 drafts = drafts_of(model, tokens, known, row_keys(settings.seed, begin + torch.arange(rows)), settings)
                 with torch.no_grad(), evaluating(model.network):
-                    run(drafts, backend_of(model.network))
+                    run(drafts, backend_of(model.network, draft=size, length=L))
                 tally += drafts.tally
                 if on_batch is not None:
                     on_batch(rows)
