@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Iterator
-from functools import partialmethod
+from functools import partial, partialmethod
 
 import pytest
 import torch
@@ -33,6 +33,7 @@ def compiler(monkeypatch) -> None:
     """torch.compile without the slow part: the code is traced and guarded, then runs as it is."""
     torch._dynamo.reset()
     monkeypatch.setattr(nn.Module, "compile", partialmethod(nn.Module.compile, backend="eager"))
+    monkeypatch.setattr(torch, "compile", partial(torch.compile, backend="eager"))
 
 
 CHAIN = {"model": "pgm", "objective": "chain", "orders": "random=1,strands=2,gaps=1", "context": "ordered"}
