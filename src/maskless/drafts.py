@@ -159,7 +159,7 @@ class Drafts:
         number = self.number[rows]
         more = (number + max(1, self.draft)).clamp_max(self.plan.steps)
         starts, ends = self.plan.ends[rows, number], self.plan.ends[rows, more]
-        last = torch.where(self.searching(rows), self.plan.ends[rows, -1], ends)
+        last = torch.where(self.searching(rows), self.plan.ends[rows, -1], ends) if self.confident else ends
         return Ask(self, rows, starts, last, ends - starts)
 
     def filters(self, rows: Tensor) -> list[Filter]:
@@ -181,14 +181,16 @@ class Drafts:
         counts = ask.counts if counts is None else counts
         if self.confident:
             self.plan.order[rows[owner], ask.starts[owner] + within] = positions
-        kept = within < counts[owner]
-        at, positions, tokens, chances = rows[owner][kept], positions[kept], tokens[kept], chances[kept]
+        at = rows[owner]
+        if self.confident or self.draft:  # otherwise all that was asked about is decided
+            kept = within < counts[owner]
+            at, positions, tokens, chances = at[kept], positions[kept], tokens[kept], chances[kept]
         self.tokens[at, positions], self.chance[at, positions] = tokens, chances.float()
         steps = (self.taken if self.draft else self.past + self.number)[at]
         self.came[at, positions] = steps
         self.taken[rows] += 1
         self.number[rows] = self.upcoming[rows, self.number[rows] + (counts if self.draft else 1)]
-        numbers = steps.unique().tolist()
+        numbers = sorted(set(steps.tolist()))
         if len(numbers) == 1:
             return [Step(numbers[0], at, positions, tokens, chances)]
         parts = [(number, steps == number) for number in numbers]

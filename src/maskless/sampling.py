@@ -237,13 +237,18 @@ def _targets(ask: Ask) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
     """Of each target: the key, the column of its random numbers, the row, the position, and whether it is warmed."""
     drafts, owner = ask.drafts, ask.offsets.owner
     rows = ask.rows[owner]
-    warm = (ask.numbers < drafts.cold[rows]) & (drafts.round[rows] == 0)
+    if drafts.warmup:
+        warm = (ask.numbers < drafts.cold[rows]) & (drafts.round[rows] == 0)
+    else:
+        warm = torch.zeros(len(rows), dtype=torch.bool)
     return drafts.keys[rows], _columns(ask), rows, ask.positions, warm
 
 
 def _columns(ask: Ask) -> Tensor:
     """Where in its random numbers a target looks: those that are still open draw anew in each step."""
     drafts, rows = ask.drafts, ask.rows
+    if not (drafts.draft or drafts.confident):
+        return ask.positions
     step = drafts.taken[rows] if drafts.draft else torch.where(drafts.searching(rows), drafts.number[rows], 0)
     return ask.positions + (step << 32)[ask.offsets.owner]
 
