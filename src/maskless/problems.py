@@ -30,6 +30,8 @@ class computed_once(Generic[Value]):  # noqa: N801
         self.compute, self.name, self.__doc__ = compute, compute.__name__, compute.__doc__
 
     def __get__(self, instance: Any, owner: Any = None) -> Value:
+        if torch.compiler.is_compiling():  # its tracer cannot follow the dictionary
+            return self.compute(instance)
         value: Value = instance.__dict__.setdefault(self.name, self.compute(instance))
         return value
 
