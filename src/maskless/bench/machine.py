@@ -13,7 +13,6 @@ from pathlib import Path
 import torch
 
 from maskless.bench.case import PRECISIONS, one_of
-from maskless.engine import kernels
 
 DEVICES = ("cpu", "cuda")
 SIDE = {"cpu": 1024, "cuda": 8192}  # of the matrices
@@ -48,7 +47,8 @@ def measure(device: torch.device, precision: str, *, repeat: int = 10) -> Machin
     side = SIDE[device.type]
     source = torch.zeros(COPIED[device.type], dtype=torch.uint8, device=device)
     target = torch.empty_like(source)
-    product = min(_times(_product(side, device, precision), device, repeat))
+    a, b = torch.randn(2, side, side, device=device).to(PRECISIONS[precision])
+    product = min(_times(lambda: a @ b, device, repeat))
     copy = min(_times(lambda: target.copy_(source), device, repeat))
     return Machine(
         device=device.type,
@@ -59,16 +59,6 @@ def measure(device: torch.device, precision: str, *, repeat: int = 10) -> Machin
         product=2 * side**3 / product,
         copy=2 * len(source) / copy,
     )
-
-
-def _product(side: int, device: torch.device, precision: str) -> Callable[[], object]:
-    a, b = (torch.randn(side, side, device=device) for _ in range(2))
-    if precision == "fp8":
-        scaled = kernels.scaled(a), kernels.scaled(b)
-        return lambda: kernels.scaled_linear(*scaled, None)
-    dtype = PRECISIONS[precision]
-    a, b = a.to(dtype), b.to(dtype)
-    return lambda: a @ b
 
 
 def now(device: torch.device) -> float:

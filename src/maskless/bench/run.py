@@ -18,7 +18,6 @@ from maskless.bench.timing import Timing
 from maskless.draw import Guidance
 from maskless.ema import EMA
 from maskless.engine import Engine
-from maskless.engine.maps import maps_in
 from maskless.logits import row_keys
 from maskless.nn import autocast
 from maskless.nn.loss import cost
@@ -47,10 +46,6 @@ def runs_of(case: Case, repeat: int) -> int:
 def check(cases: Iterable[Case], device: torch.device, repeat: int) -> None:
     """Raise a ValueError for what cannot be measured, before anything is."""
     at_least_1("repeat", repeat)
-    if any(case.precision == "fp8" for case in cases):
-        if device.type == "cpu":
-            raise ValueError("precision 'fp8' on a CPU: expected bf16 or fp32, since float8 is emulated there")
-        maps_in(PRECISIONS["fp8"], device)  # raises for a GPU without it
     if device.type == "cpu" and any(isinstance(case, TrainCase) and case.precision == "bf16" for case in cases):
         raise ValueError("precision 'bf16' on a CPU: expected fp32, which is what training computes in there")
 
@@ -232,10 +227,9 @@ def _guidance(case: DrawCase) -> Guidance:
 
 def _counted(case: SampleCase, config: Config, plan: Plan) -> tuple[int, int]:
     """Operations and bytes of a run."""
-    size = max(2, PRECISIONS[case.precision].itemsize)  # with products in float8 the cache and the rest are bfloat16
     weights = _guidance(case).weights(plan) if isinstance(case, DrawCase) else None
     work = (config, plan, case.refresh, weights)
-    return flops.sampling(*work), traffic.sampling(*work, size=size)
+    return flops.sampling(*work), traffic.sampling(*work, size=PRECISIONS[case.precision].itemsize)
 
 
 def _task(case: TrainCase, step: int) -> Task:

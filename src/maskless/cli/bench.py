@@ -1,4 +1,4 @@
-"""The commands `bench sample`, `train` and `rounding`: speed beside the limit, and what less precision costs."""
+"""The commands `bench sample` and `bench train`: speed beside the computed limit."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from rich.measure import Measurement
 
 from maskless.cli import show
 from maskless.cli.checks import check_places, numbers
-from maskless.cli.options import JSON, MODEL, TOKENIZER, Given, NeedsTorch, Option, Options, with_tables
+from maskless.cli.options import JSON, Given, NeedsTorch, Option, Options, with_tables
 from maskless.files import json_text
 from maskless.terminal import Screen
 
@@ -25,7 +25,6 @@ if TYPE_CHECKING:
 
 bench = typer.Typer()
 
-DEVICE = Option(str, "cpu or cuda. Default: the GPU where there is one.")
 CASE: Options = {  # the fields of `Case`; of some of them several numbers
     "model": Option(str, "pgm (default), mdlm or ar."),
     "context": Option(str, "pgm: full (default) or ordered."),
@@ -49,8 +48,8 @@ LISTS = ("length", "batch", "steps")
 RUN: Options = {
     "against": Option(list[str], "A rival of the same width and layers; may be repeated."),
     "table": Option(str, "A named set of cases; --steps then selects rows."),
-    "precision": Option(str, "bf16 (default on CUDA), fp32 (on CPU), or fp8: large products only, on CUDA."),
-    "device": DEVICE,
+    "precision": Option(str, "bf16 (default on CUDA) or fp32 (on CPU)."),
+    "device": Option(str, "cpu or cuda. Default: the GPU where there is one."),
     "repeat": Option(int, "Timed runs of each case, after the first and up to two more. Default: 5."),
     "plot": Option(Path, "A PNG: throughput against each list that was given."),
     "quality": Option(Path, "JSON with the quality of samples, to plot against throughput."),
@@ -58,7 +57,6 @@ RUN: Options = {
 }
 TRAINING_RUN: Options = {name: option for name, option in RUN.items() if name != "quality"} | {
     "table": Option(str, "A named set of cases."),
-    "precision": Option(str, "bf16 (default on CUDA) or fp32 (on CPU)."),
     "repeat": Option(int, "Timed runs of each part, after the first and up to two more. Default: 10."),
 }
 
@@ -101,42 +99,6 @@ def train(*, case: Annotated[Given, TRAINING], run: Annotated[Given, TRAINING_RU
 
     run.setdefault("repeat", 10)
     _bench(TrainCase, case, as_json, **run)
-
-
-@bench.command(cls=NeedsTorch)
-def rounding(
-    model: MODEL,
-    data: Annotated[str, typer.Option(help="A prepared folder with the model's vocabulary, or a text file.")],
-    split: Annotated[str, typer.Option(help="valid or train.")] = "valid",
-    precision: Annotated[str, typer.Option(help="bf16, fp8, or several with commas.")] = "bf16,fp8",
-    sequences: Annotated[int, typer.Option(help="At most so many, evenly spread.")] = 64,
-    batch: Annotated[int, typer.Option(help="At once.")] = 8,
-    device: Annotated[str | None, typer.Option(help=DEVICE.help)] = None,
-    tokenizer: TOKENIZER = None,
-    as_json: JSON = False,
-) -> None:
-    """Measure what less precision costs a trained model of text: its answers beside those in float32.
-
-    maskless bench rounding runs/my --data runs/my/data
-    """
-    from maskless import api
-    from maskless.bench import machine
-    from maskless.bench.case import at_least_1
-    from maskless.bench.rounding import as_dict, grid
-    from maskless.bench.rounding import rounding as measure
-    from maskless.evaluate.corpora import corpus
-    from maskless.evaluate.likelihood import spread
-
-    at_least_1("sequences", sequences)
-    loaded = api.load(model, device=machine.find_device(device), tokenizer=tokenizer)
-    if loaded.layout == "image":
-        raise ValueError(f"{model} is a model of pictures: expected one of text")
-    asked = list(dict.fromkeys(precision.split(",")))
-    with corpus(data, loaded, model, split) as text:
-        rows = text.rows.rows(spread(len(text.rows), sequences))
-        with show.bar("comparing", len(rows)) as advance:
-            found = measure(loaded.network, rows, asked, pad=text.pad, batch=batch, on_batch=advance)
-    print(json_text(as_dict(found))) if as_json else show.out.print(grid(found))
 
 
 def _bench(

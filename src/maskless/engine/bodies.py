@@ -28,7 +28,6 @@ from maskless.engine.fold import (
     plain_layers,
 )
 from maskless.engine.kernels import Past
-from maskless.engine.maps import Maps, StreamMaps
 from maskless.engine.stream import Constants, Norms, OpenNorms, Stream
 from maskless.nn.blocks import ClassCondition
 from maskless.nn.causal import CausalTransformer
@@ -67,7 +66,9 @@ class Memory(Protocol):
 def leave(stream: Stream, layer: Layer, a: Tensor) -> None:
     """What follows the attention: its output and then the MLP join the stream."""
     stream.add(a, layer.out)
-    layer.mlp(stream)
+    weight, bias = layer.up
+    assert bias is not None
+    stream.add(kernels.gelu_linear(stream.read(), weight, bias), layer.down)
 
 
 @dataclass(frozen=True)
@@ -92,7 +93,7 @@ class Encoder:
         positions, tokens = board.at_index(index)
         stream, past = norms.stream(0, self.embedding.index_select(0, tokens), context), board.past(context)
         for number, layer in enumerate(self.layers):
-            qkv = layer.enter(stream).unflatten(1, (3, self.heads, -1))
+            qkv = F.linear(stream.read(), *layer.enter).unflatten(1, (3, self.heads, -1))
             if cache is not None:
                 kernels.store(qkv[:, None, 1:], positions, self.rope, index, cache[number : number + 1])
             if whole:
@@ -113,30 +114,29 @@ class PartitionBody:
     A register is one more token, which stands before the others: id V for a context without BOS, V + 1 for one with it.
     """
 
-    def __init__(self, network: PartitionTransformer, maps: Maps):
-        config, dtype = network.config, maps.dtype
-        few = StreamMaps(dtype)  # the decoder's products are too small to gain from another precision
+    def __init__(self, network: PartitionTransformer, dtype: torch.dtype):
+        config = network.config
         self.heads, self.keeps, self.rope = config.heads, config.context == "ordered", network.rope
         self.vocab, self.dropped = config.vocab, config.classes
         self.lead, self.places = (1, Registers.PLACES) if config.registers else (0, 0)
         offset = network.rope.new_zeros(config.width)
         self.norms: Norms
         if isinstance(network.condition, ClassCondition):
-            layers, self.decoder = plain_layers(network.encoder, maps), plain_layers(network.decoder, few)
+            layers, self.decoder = plain_layers(network.encoder, dtype), plain_layers(network.decoder, dtype)
             stacks = [network.encoder, network.decoder]
             self.norms = fold_conditions(stacks, network.head, network.condition.weight, dtype)
             self.head = plain_head(network.head, dtype)
         else:
             condition = network.condition().float()
-            layers, encoder = fold_layers(network.encoder, condition, offset, maps)
-            self.decoder, decoder = fold_layers(network.decoder, condition, offset, few)
+            layers, encoder = fold_layers(network.encoder, condition, offset, dtype)
+            self.decoder, decoder = fold_layers(network.decoder, condition, offset, dtype)
             self.norms, offset = Constants([encoder, decoder]), encoder[-1]
             self.head = fold_head(network.head, condition, dtype)
         embedding: Tensor = network.embedding.weight
         if network.registers is not None:
             embedding = torch.cat([embedding, network.registers.weight])
         self.encoder = Encoder(embedding.to(dtype), layers, network.rope, config.heads, self.keeps)
-        self.swap = fold_swap(network, offset, maps)
+        self.swap = fold_swap(network, offset, dtype)
 
     def first(self, plan: Plan) -> tuple[Tensor, Tensor]:
         """Id and position of the register of each row.  -> (B,), (B,)"""
@@ -186,7 +186,7 @@ class PartitionMemory:
         x.addmm_(kernels.attend(q, positions, body.rope, *found, targets, past, causal=chain), swap.out.t())
         stream = self.norms.stream(1, x, targets)
         for layer, (k, v) in zip(body.decoder, rest, strict=True):
-            q = layer.enter(stream).unflatten(1, (body.heads, -1))
+            q = F.linear(stream.read(), *layer.enter).unflatten(1, (body.heads, -1))
             leave(stream, layer, kernels.attend(q, positions, body.rope, k, v, targets, past, causal=chain))
         return stream.read()
 
@@ -196,7 +196,7 @@ class PartitionMemory:
         index = board.last(context)
         stream, positions = body.encoder(board, self.norms, context, index, self.encoded, whole)
         shape = -1, 2, body.heads, swap.first.shape[1] // body.heads
-        rest = swap.decoder_kv(stream).unflatten(1, shape)  # (T, decoder, 2, h, d)
+        rest = F.linear(stream.read(), *swap.decoder_kv).unflatten(1, shape)  # (T, decoder, 2, h, d)
         found = F.linear(stream.x, *swap.kv).unflatten(1, shape)  # (T, 1, 2, h, d)
         if self.caches:
             kernels.store(found, positions, body.rope, index, self.found)
@@ -217,10 +217,10 @@ class MaskedBody:
     keeps, lead, places = True, 0, 0
     dropped: int | None = None
 
-    def __init__(self, network: MaskedTransformer, maps: Maps):
-        config, dtype, condition = network.config, maps.dtype, network.condition().float()
+    def __init__(self, network: MaskedTransformer, dtype: torch.dtype):
+        config, condition = network.config, network.condition().float()
         self.length, self.mask = config.length, config.mask
-        layers, offsets = fold_layers(network.blocks, condition, network.rope.new_zeros(config.width), maps)
+        layers, offsets = fold_layers(network.blocks, condition, network.rope.new_zeros(config.width), dtype)
         self.norms = Constants([offsets])
         self.encoder = Encoder(network.embedding.weight.to(dtype), layers, network.rope, config.heads, False)
         self.head = fold_head(network.head, condition, dtype)
@@ -255,10 +255,10 @@ class CausalBody:
     keeps, lead, places = True, 1, 1
     dropped: int | None = None
 
-    def __init__(self, network: CausalTransformer, maps: Maps):
-        config, dtype, condition = network.config, maps.dtype, network.condition().float()
+    def __init__(self, network: CausalTransformer, dtype: torch.dtype):
+        config, condition = network.config, network.condition().float()
         self.start = config.vocab
-        layers, offsets = fold_layers(network.blocks, condition, network.rope.new_zeros(config.width), maps)
+        layers, offsets = fold_layers(network.blocks, condition, network.rope.new_zeros(config.width), dtype)
         self.norms = Constants([offsets])
         embedding = torch.cat([network.embedding.weight, network.start]).to(dtype)
         self.encoder = Encoder(embedding, layers, network.rope, config.heads, True)

@@ -21,42 +21,29 @@ WARPS, STAGES = 4, 3  # of a program of the attention, the best of nine that wer
 
 
 @triton.jit
-def _shrunk(value, AXIS: tl.constexpr):
-    """Rows as float8 holds them, and the scale of each."""
-    scale = tl.maximum(tl.max(tl.abs(value), AXIS, keep_dims=True), 1e-12) / 448
-    return value / scale, scale
-
-
-@triton.jit
-def _normalise(x, more, offset, out, scales, D, JOIN: tl.constexpr, SCALED: tl.constexpr, BLOCK: tl.constexpr):
+def _normalise(x, offset, out, D, BLOCK: tl.constexpr):
     row = tl.program_id(0).to(tl.int64)
     i = tl.arange(0, BLOCK)
     real = i < D
     value = tl.load(x + row * D + i, real, 0.0).to(tl.float32)
-    if JOIN:
-        value += tl.load(more + row * D + i, real, 0.0).to(tl.float32)
-        tl.store(x + row * D + i, value, real)
     value += tl.load(offset + i, real, 0.0)
     mean = tl.sum(value, 0) / D
     centred = tl.where(real, value - mean, 0.0)
     value = centred * (1 / tl.sqrt(tl.sum(centred * centred, 0) / D + 1e-5))
-    if SCALED:
-        value, scale = _shrunk(value, 0)
-        tl.store(scales + row + tl.arange(0, 1), scale)
     tl.store(out + row * D + i, value, real)
 
 
-def normalise(x: Tensor, more: Tensor | None, offset: Tensor, out: Tensor, scales: Tensor | None) -> Tensor:
+def normalise(x: Tensor, offset: Tensor) -> Tensor:
     T, D = x.shape
-    block, modes = triton.next_power_of_2(D), {"JOIN": more is not None, "SCALED": scales is not None}
-    _normalise[(T,)](x, more, offset, out, scales, D, **modes, BLOCK=block, num_warps=4 if block > 512 else 2)
+    out, block = torch.empty_like(x), triton.next_power_of_2(D)
+    _normalise[(T,)](x, offset, out, D, BLOCK=block, num_warps=4 if block > 512 else 2)
     return out
 
 
 @triton.jit
 def _modulate(
-    x, y, gate, shift, scale, which, bounds, out, scales, D, gate_stride, stride,
-    JOIN: tl.constexpr, SCALED: tl.constexpr, CENTRED: tl.constexpr, R: tl.constexpr, BLOCK: tl.constexpr,
+    x, y, gate, shift, scale, which, bounds, out, D, gate_stride, stride,
+    JOIN: tl.constexpr, CENTRED: tl.constexpr, R: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     """R tokens of one row of the batch, which share their modulation."""
     row = tl.program_id(1)
@@ -79,23 +66,20 @@ def _modulate(
         factor = tl.load(scale + place * stride + i, inside, 0.0)[None, :]
         term = tl.load(shift + place * stride + i, inside, 0.0)[None, :]
         value = value * size[:, None] * factor + term
-        if SCALED:
-            value, top = _shrunk(value, 1)
-            tl.store(scales + token[:, None], top, (token < last)[:, None])
         tl.store(out + at, value, real)
 
 
-def modulate(x: Tensor, more: tuple[Tensor, Tensor] | None, how: Any, out: Tensor, scales: Tensor | None) -> Tensor:
+def modulate(x: Tensor, more: tuple[Tensor, Tensor] | None, how: Any) -> Tensor:
     D, (shift, scale, which, span, centred) = x.shape[1], how
     y, gate = more or (x, scale)
     assert x.is_contiguous()
     assert y.is_contiguous()
     assert shift.stride() == scale.stride()
     assert shift.stride(1) == gate.stride(1) == 1
-    R, modes = 4 if span.total >= FEW else 1, {"JOIN": more is not None, "SCALED": scales is not None}
+    out, R = torch.empty_like(x), 4 if span.total >= FEW else 1
     _modulate[(triton.cdiv(span.longest, R), len(span))](
-        x, y, gate, shift, scale, which, span.bounds, out, scales, D, gate.stride(0), shift.stride(0),
-        **modes, CENTRED=centred, R=R, BLOCK=triton.next_power_of_2(D), num_warps=4,
+        x, y, gate, shift, scale, which, span.bounds, out, D, gate.stride(0), shift.stride(0),
+        JOIN=more is not None, CENTRED=centred, R=R, BLOCK=triton.next_power_of_2(D), num_warps=4,
     )  # fmt: skip
     return out
 
@@ -115,34 +99,19 @@ def rms_(x: Tensor) -> None:
 
 
 @triton.jit
-def _activate(x, bias, out, scales, H, GATED: tl.constexpr, SCALED: tl.constexpr, BLOCK: tl.constexpr):
+def _swiglu(x, out, H, BLOCK: tl.constexpr):
     token, i = tl.program_id(0).to(tl.int64), tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
-    if GATED:
-        gate = tl.load(x + token * (2 * H) + i, i < H, 0.0).to(tl.float32)
-        value = tl.load(x + token * (2 * H) + H + i, i < H, 0.0).to(tl.float32)
-        value = gate * tl.sigmoid(gate) * value
-    else:  # 2 sqrt(2 / pi) is in the tanh form of GELU
-        value = tl.load(x + token * H + i, i < H, 0.0).to(tl.float32) + tl.load(bias + i, i < H, 0.0).to(tl.float32)
-        value *= tl.sigmoid(1.5957691216057308 * (value + 0.044715 * value * value * value))
-    if SCALED:
-        value, scale = _shrunk(value, 0)
-        tl.store(scales + token + tl.arange(0, 1), scale)
-    tl.store(out + token * H + i, value, i < H)
+    gate = tl.load(x + token * (2 * H) + i, i < H, 0.0).to(tl.float32)
+    value = tl.load(x + token * (2 * H) + H + i, i < H, 0.0).to(tl.float32)
+    tl.store(out + token * H + i, gate * tl.sigmoid(gate) * value, i < H)
 
 
 def swiglu(x: Tensor) -> Tensor:
     T, H = x.shape[0], x.shape[1] // 2
     assert x.is_contiguous()
     out = x.new_empty(T, H)
-    _activate[(T, triton.cdiv(H, 1024))](x, None, out, None, H, GATED=True, SCALED=False, BLOCK=1024, num_warps=4)
+    _swiglu[(T, triton.cdiv(H, 1024))](x, out, H, BLOCK=1024, num_warps=4)
     return out
-
-
-def activate(x: Tensor, bias: Tensor | None, out: Tensor, scales: Tensor) -> None:
-    T, H = out.shape
-    assert x.is_contiguous()
-    modes = {"GATED": bias is None, "SCALED": True, "BLOCK": triton.next_power_of_2(H)}
-    _activate[(T, 1)](x, bias, out, scales, H, **modes, num_warps=8 if H > 1024 else 4)
 
 
 @triton.jit

@@ -23,7 +23,6 @@ from maskless.drafts import Step, check_warmup
 from maskless.draw import Filter, Guidance, Truncation
 from maskless.engine.answer import answer
 from maskless.engine.bodies import CausalBody, PartitionBody
-from maskless.engine.maps import maps_in
 from maskless.engine.networks import fold, serves
 from maskless.engine.run import BatchRun, Kind, RowsToDecide
 from maskless.nn import device_of
@@ -40,9 +39,7 @@ _lock = ForkSafeLock()  # of the lists of runs
 class Engine:
     """Samples from a network as `sampling.sample` does, from a copy of its weights.
 
-    precision: by default bfloat16 on CUDA and float32 elsewhere; float8_e4m3fn: bfloat16, but the large products have
-    operands in float8, which is faster where many tokens are encoded at once. graphs: capture and replay steps, on
-    CUDA.
+    precision: by default bfloat16 on CUDA and float32 elsewhere. graphs: capture and replay steps, on CUDA.
     """
 
     def __init__(self, network: nn.Module, *, precision: torch.dtype | None = None, graphs: bool = True):
@@ -50,7 +47,7 @@ class Engine:
             raise ValueError(f"the engine does not serve this network: {type(network).__name__}")
         self.device = device_of(network)
         usual = torch.bfloat16 if self.device.type == "cuda" else torch.float32
-        self.body = fold(network, maps_in(precision or usual, self.device))
+        self.body = fold(network, precision or usual)
         self.graphs = graphs and self.device.type == "cuda"
         self.size = Size.of(network)
         self.turn = TURN if self.device.type == "cuda" else nullcontext()

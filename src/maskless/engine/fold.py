@@ -18,7 +18,6 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from maskless.engine.maps import Branch, Maps, Read, cast
 from maskless.engine.stream import Conditions, Linear
 from maskless.nn.blocks import CrossBlock, Head, Modulation, Norm, SelfBlock, fold_in, fold_out
 from maskless.nn.maskgit import Block, TiedHead
@@ -29,11 +28,12 @@ Map = tuple[Tensor, Tensor]  # weight and bias, where there always is one
 
 @dataclass(frozen=True)
 class Layer:
-    """A block of any kind: attention, entered by queries or by queries, keys and values, then an MLP."""
+    """The linears of a block: into attention (queries, or queries, keys and values), out of it, and of an MLP."""
 
-    enter: Read
+    enter: Linear
     out: Linear
-    mlp: Branch
+    up: Linear
+    down: Linear
 
 
 @dataclass(frozen=True)
@@ -53,11 +53,11 @@ class Swap:
     first: Tensor  # (L, D) what stands at each target before anything is found
     out: Tensor  # (D, D)
     kv: Linear  # keys and values of GroupSwap, from the stream as it is
-    decoder_kv: Read  # of all decoder layers, from the normalised stream
+    decoder_kv: Linear  # of all decoder layers, from the normalised stream
 
 
 def fold_layers(
-    blocks: Iterable[nn.Module], condition: Tensor, offset: Tensor, maps: Maps
+    blocks: Iterable[nn.Module], condition: Tensor, offset: Tensor, dtype: torch.dtype
 ) -> tuple[list[Layer], list[Tensor]]:
     """The blocks as layers, and what the stream lacks before each of their norms, and after them.
 
@@ -72,22 +72,26 @@ def fold_layers(
         out, _ = fold_out(block.out, gate1)
         up = fold_in(block.mlp.up, block.norm2, shift2, scale2)
         down, bias = fold_out(block.mlp.down, gate2)
-        layers.append(Layer(maps.read(enter), (out.to(maps.dtype), None), maps.gelu(up, (down, None))))
+        layers.append(cast_layer(dtype, enter, (out, None), up, (down, None)))
         offset = offset if bias is None else offset + bias
         offsets += [offsets[-1], offset]  # the attention's product has no bias
     return layers, offsets
 
 
-def plain_layers(blocks: Iterable[nn.Module], maps: Maps) -> list[Layer]:
+def plain_layers(blocks: Iterable[nn.Module], dtype: torch.dtype) -> list[Layer]:
     """The blocks as layers, for modulations that belong to rows."""
     layers = []
     for block in blocks:
         assert isinstance(block, SelfBlock | CrossBlock)
         enter = block.qkv if isinstance(block, SelfBlock) else block.q
         linears = enter, block.out, block.mlp.up, block.mlp.down
-        first, out, up, down = ((linear.weight, linear.bias) for linear in linears)
-        layers.append(Layer(maps.read(first), cast(out, maps.dtype), maps.gelu(up, down)))
+        layers.append(cast_layer(dtype, *((linear.weight, linear.bias) for linear in linears)))
     return layers
+
+
+def cast_layer(dtype: torch.dtype, *linears: Linear) -> Layer:
+    """A layer of these, in a precision."""
+    return Layer(*((weight.to(dtype), None if bias is None else bias.to(dtype)) for weight, bias in linears))
 
 
 def fold_conditions(
@@ -152,9 +156,9 @@ def _readout(head: Head, weight: Tensor, bias: Tensor | None, dtype: torch.dtype
     return Readout(weight.to(dtype), padded, len(bias))
 
 
-def fold_swap(network: PartitionTransformer, offset: Tensor, maps: Maps) -> Swap:
+def fold_swap(network: PartitionTransformer, offset: Tensor, dtype: torch.dtype) -> Swap:
     """offset: what the stream lacks at the end of the encoder."""
-    swap, dtype = network.swap, maps.dtype
+    swap = network.swap
     query = swap.norm(swap.start + swap.places)  # (L, D)
     own = swap.kept(query)
     first = (torch.zeros_like(query) if own is None else own) + swap.out.bias
@@ -165,5 +169,5 @@ def fold_swap(network: PartitionTransformer, offset: Tensor, maps: Maps) -> Swap
         first=first.to(dtype),
         out=swap.out.weight.to(dtype),
         kv=(swap.kv.weight.to(dtype), missing.to(dtype)),
-        decoder_kv=maps.read((torch.cat(decoder), None)),
+        decoder_kv=(torch.cat(decoder).to(dtype), None),
     )

@@ -23,8 +23,6 @@ from maskless.nn.blocks import spread
 from maskless.problems import Offsets, computed_once
 
 LARGE = 8192  # tokens from which on cuDNN's attention is taken
-FLOAT8, GREATEST = torch.float8_e4m3fn, 448.0  # which is the greatest number of it
-LEAST = 1e-12  # what a row of zeros counts as
 UNPLANNED = [SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH]
 
 
@@ -54,26 +52,6 @@ class Shifts(NamedTuple):
     centred: bool  # the norm takes the mean away; else it divides by the root mean square alone
 
 
-@dataclass(frozen=True)
-class Scaled:
-    """Rows in float8, each with a scale of its own: what they stand for is values * scales."""
-
-    values: Tensor  # (T, D) float8_e4m3fn
-    scales: Tensor  # (T, 1) float32
-
-    @staticmethod
-    def empty(x: Tensor, width: int) -> Scaled:
-        """For as many rows as x has, where it is."""
-        return Scaled(x.new_empty(len(x), width, dtype=FLOAT8), x.new_empty(len(x), 1, dtype=torch.float32))
-
-
-def scaled(x: Tensor) -> Scaled:
-    """Rows in float8, scaled so that the greatest magnitude of each is the greatest that there is.  (T, D)"""
-    x = x.float()
-    scales = x.abs().amax(1, keepdim=True).clamp_min(LEAST) / GREATEST
-    return Scaled((x / scales).to(FLOAT8), scales)
-
-
 @cache
 def _triton() -> Any:
     """The Triton kernels, or None where there are none: they come with torch's builds for CUDA."""
@@ -92,19 +70,8 @@ def on_cuda(x: Tensor) -> bool:
 def normalise(x: Tensor, offset: Tensor) -> Tensor:
     """x + offset with mean 0 and variance 1 along the width, computed in float32.  (T, D), (D,) -> (T, D)"""
     if on_cuda(x):
-        return _triton().normalise(x, None, offset, torch.empty_like(x), None)
+        return _triton().normalise(x, offset)
     return F.layer_norm(x.float() + offset, x.shape[-1:]).to(x.dtype)
-
-
-def normalise_scaled(x: Tensor, more: Tensor | None, offset: Tensor) -> Scaled:
-    """The same in float8; first a product `more` (T, D) joins x, in place."""
-    if on_cuda(x):
-        out = Scaled.empty(x, x.shape[1])
-        _triton().normalise(x, more, offset, out.values, out.scales)
-        return out
-    if more is not None:
-        x += more
-    return scaled(F.layer_norm(x.float() + offset, x.shape[-1:]))
 
 
 def modulate(x: Tensor, more: tuple[Tensor, Tensor] | None, how: Shifts) -> Tensor:
@@ -113,27 +80,15 @@ def modulate(x: Tensor, more: tuple[Tensor, Tensor] | None, how: Shifts) -> Tens
     more: a product y (T, D) and its gate (n, D); first gate * y joins x, in place.
     """
     if on_cuda(x):
-        return _triton().modulate(x, more, how, torch.empty_like(x), None)
-    return _modulated(x, more, how).to(x.dtype)
+        return _triton().modulate(x, more, how)
 
-
-def modulate_scaled(x: Tensor, more: tuple[Tensor, Tensor] | None, how: Shifts) -> Scaled:
-    """The same in float8."""
-    if on_cuda(x):
-        out = Scaled.empty(x, x.shape[1])
-        _triton().modulate(x, more, how, out.values, out.scales)
-        return out
-    return scaled(_modulated(x, more, how))
-
-
-def _modulated(x: Tensor, more: tuple[Tensor, Tensor] | None, how: Shifts) -> Tensor:
     def of(part: Tensor) -> Tensor:
         return spread(part.index_select(0, how.which[: len(how.span)]), how.span)
 
     if more is not None:
         x.copy_(x + of(more[1]) * more[0])
     norm = F.layer_norm if how.centred else F.rms_norm
-    return norm(x.float(), x.shape[-1:], eps=1e-5) * of(how.scale) + of(how.shift)
+    return (norm(x.float(), x.shape[-1:], eps=1e-5) * of(how.scale) + of(how.shift)).to(x.dtype)
 
 
 def rms_(x: Tensor) -> None:
@@ -150,43 +105,6 @@ def swiglu(x: Tensor) -> Tensor:
         return _triton().swiglu(x)
     gate, value = x.chunk(2, -1)
     return F.silu(gate) * value
-
-
-def swiglu_scaled(x: Tensor) -> Scaled:
-    """The same in float8."""
-    if on_cuda(x):
-        out = Scaled.empty(x, x.shape[1] // 2)
-        _triton().activate(x, None, out.values, out.scales)
-        return out
-    return scaled(swiglu(x.float()))
-
-
-def gelu_scaled(x: Tensor, bias: Tensor) -> Scaled:
-    """GELU (tanh form) of x + bias in float8.  (T, H), (H,)"""
-    if on_cuda(x):
-        out = Scaled.empty(x, x.shape[1])
-        _triton().activate(x, bias, out.values, out.scales)
-        return out
-    return scaled(F.gelu(x.float() + bias, approximate="tanh"))
-
-
-def scaled_linear(x: Scaled, weight: Scaled, bias: Tensor | None) -> Tensor:
-    """A linear map of rows in float8.  (T, D), (E, D), (E,) -> (T, E) bfloat16"""
-    values, rows = x.values, weight.values
-    if not len(values):
-        return values.new_empty(0, len(rows), dtype=torch.bfloat16)
-    if values.is_cuda:
-        return torch._scaled_mm(
-            values,
-            rows.t(),
-            scale_a=x.scales,
-            scale_b=weight.scales.t(),
-            bias=bias,
-            out_dtype=torch.bfloat16,
-            use_fast_accum=True,
-        )
-    out = F.linear(values.float(), rows.float()) * x.scales * weight.scales.t()
-    return (out if bias is None else out + bias).bfloat16()
 
 
 def gelu_linear(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:

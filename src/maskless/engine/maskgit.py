@@ -11,9 +11,8 @@ from torch import Tensor
 
 from maskless.engine import kernels
 from maskless.engine.board import Board
-from maskless.engine.bodies import Memory, leave
-from maskless.engine.fold import Layer, fold_conditions, plain_head
-from maskless.engine.maps import Maps
+from maskless.engine.bodies import Memory
+from maskless.engine.fold import Layer, cast_layer, fold_conditions, plain_head
 from maskless.engine.stream import OpenNorms
 from maskless.nn.maskgit import Block, MaskGIT
 from maskless.problems import Offsets
@@ -27,14 +26,14 @@ class MaskGITBody:
 
     keeps, lead, places = True, 0, 0
 
-    def __init__(self, network: MaskGIT, maps: Maps):
-        config, head, dtype = network.config, network.head, maps.dtype
+    def __init__(self, network: MaskGIT, dtype: torch.dtype):
+        config, head = network.config, network.head
         self.heads, self.length, self.mask = config.heads, config.length, config.mask
         self.dropped: int | None = config.classes
         self.register = config.vocab
         self.embedding = torch.cat([head.linear.weight, network.register]).to(dtype)
         self.positions = F.pad(network.places, (0, 0, 1, 0)).to(dtype)  # (L, D), nothing at the register
-        self.layers = [_layer(block, maps) for block in network.blocks]
+        self.layers = [_layer(block, dtype) for block in network.blocks]
         table = F.silu(network.condition.weight)
         self.norms = fold_conditions([network.blocks], head, table, dtype, centred=False)
         self.head = plain_head(head, dtype)
@@ -43,10 +42,9 @@ class MaskGITBody:
         return _MaskGITMemory(self, rows)
 
 
-def _layer(block: object, maps: Maps) -> Layer:
+def _layer(block: object, dtype: torch.dtype) -> Layer:
     assert isinstance(block, Block)
-    enter, mlp = maps.read((block.qkv.weight, None)), maps.swiglu((block.up.weight, None), (block.down.weight, None))
-    return Layer(enter, (block.out.weight.to(maps.dtype), None), mlp)
+    return cast_layer(dtype, *((linear.weight, None) for linear in (block.qkv, block.out, block.up, block.down)))
 
 
 class _MaskGITMemory:
@@ -64,10 +62,11 @@ class _MaskGITMemory:
         every = Offsets.regular(rows, L, x.device)
         stream = self.norms.stream(0, x, every)
         for layer in body.layers:
-            each = layer.enter(stream).unflatten(1, (3, -1))
+            each = F.linear(stream.read(), *layer.enter).unflatten(1, (3, -1))
             kernels.rms_(each[:, :2])  # queries and keys, over all heads together
             q, k, v = each.unflatten(2, (body.heads, -1)).unbind(1)
-            leave(stream, layer, kernels.attend_within(q, k, v, every, causal=False))
+            stream.add(kernels.attend_within(q, k, v, every, causal=False), layer.out)
+            stream.add(kernels.swiglu(F.linear(stream.read(), *layer.up)), layer.down)
         at = board.next(targets)
         positions, _ = board.at_index(at)
         return stream.select(at // len(board.columns) * L + positions, targets).read(), at

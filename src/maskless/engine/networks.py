@@ -8,7 +8,6 @@ import torch
 from torch import nn
 
 from maskless.engine.bodies import Body, CausalBody, MaskedBody, PartitionBody
-from maskless.engine.maps import Maps
 from maskless.engine.maskgit import MaskGITBody
 from maskless.nn.causal import CausalTransformer
 from maskless.nn.masked import MaskedTransformer
@@ -27,16 +26,16 @@ def serves(network: nn.Module) -> bool:
     return isinstance(network, CausalTransformer | MaskGIT)
 
 
-def fold(network: nn.Module, maps: Maps) -> Body:
-    """The body of a network."""
+def fold(network: nn.Module, dtype: torch.dtype) -> Body:
+    """The body of a network, in a precision."""
     with torch.no_grad():
         if next(network.parameters()).dtype != torch.float32:
             network = copy.deepcopy(network).float()  # weights are folded in float32
         if isinstance(network, PartitionTransformer):
-            return PartitionBody(network, maps)
+            return PartitionBody(network, dtype)
         if isinstance(network, MaskedTransformer):
-            return MaskedBody(network, maps)
+            return MaskedBody(network, dtype)
         if isinstance(network, MaskGIT):
-            return MaskGITBody(network, maps)
+            return MaskGITBody(network, dtype)
         assert isinstance(network, CausalTransformer)
-        return CausalBody(network, maps)
+        return CausalBody(network, dtype)

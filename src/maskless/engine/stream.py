@@ -20,7 +20,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from maskless.engine import kernels
-from maskless.engine.kernels import Scaled, Shifts
+from maskless.engine.kernels import Shifts
 from maskless.problems import Offsets
 
 Linear = tuple[Tensor, Tensor | None]  # weight and bias: x -> x @ weight.T + bias
@@ -35,16 +35,8 @@ class Stream(Protocol):
         """The stream after its next norm, as the next linear takes it.  -> (T, D)"""
         ...
 
-    def read_scaled(self) -> Scaled:
-        """The same in float8, each token with its own scale."""
-        ...
-
     def add(self, a: Tensor, linear: Linear) -> None:
         """A product joins the stream.  (T, E)"""
-        ...
-
-    def join(self, y: Tensor) -> None:
-        """A finished product joins the stream when that is next read.  (T, D)"""
         ...
 
     def select(self, index: Tensor, span: Offsets) -> Stream:
@@ -90,26 +82,15 @@ class Constants:
 class _Folded:
     x: Tensor
     offsets: Iterator[Tensor]
-    waits: Tensor | None = None  # a product in float8, until the norm that follows is read
 
     def read(self) -> Tensor:
         return kernels.normalise(self.x, next(self.offsets))
 
-    def read_scaled(self) -> Scaled:
-        waits, self.waits = self.waits, None
-        return kernels.normalise_scaled(self.x, waits, next(self.offsets))
-
     def add(self, a: Tensor, linear: Linear) -> None:
         self.x.addmm_(a, linear[0].t())  # its bias is in the offsets
 
-    def join(self, y: Tensor) -> None:
-        self.waits = y  # its bias is in the offsets
-
     def select(self, index: Tensor, span: Offsets) -> _Folded:
-        x = self.x.index_select(0, index)
-        if self.waits is not None:  # few tokens are left, so this may be a pass of its own
-            x += self.waits.index_select(0, index)
-        return _Folded(x, self.offsets)
+        return _Folded(self.x.index_select(0, index), self.offsets)
 
 
 @dataclass(frozen=True)
@@ -163,21 +144,13 @@ class _Modulated:
         self.waits: tuple[Tensor, Tensor] | None = None  # a product and its gate
 
     def read(self) -> Tensor:
-        return kernels.modulate(self.x, *self._next())
-
-    def read_scaled(self) -> Scaled:
-        return kernels.modulate_scaled(self.x, *self._next())
-
-    def _next(self) -> tuple[tuple[Tensor, Tensor] | None, Shifts]:
         waits, self.waits = self.waits, None
-        return waits, Shifts(next(self.parts), next(self.parts), self.which, self.span, self.centred)
+        how = Shifts(next(self.parts), next(self.parts), self.which, self.span, self.centred)
+        return kernels.modulate(self.x, waits, how)
 
     def add(self, a: Tensor, linear: Linear) -> None:
-        self.join(F.linear(a, *linear))
-
-    def join(self, y: Tensor) -> None:
         assert self.waits is None, "a stream is read between two products"
-        self.waits = y, next(self.parts)
+        self.waits = F.linear(a, *linear), next(self.parts)
 
     def select(self, index: Tensor, span: Offsets) -> _Modulated:
         chosen = _Modulated(self.x.index_select(0, index), self.parts, self.which, span, self.centred)
