@@ -109,7 +109,7 @@ def test_the_engine_draws_with_what_is_counted(model, context, guidance):
     engine, tokens = Engine(network), torch.zeros(B, 37, dtype=torch.long)
     labels = torch.arange(B)
     done = counted(lambda: engine.sample(tokens, steps, keys, labels=labels, guidance=guidance))
-    conditions = engine.body.norms
+    conditions = engine.backbone.norms
     done -= 2 * (B if guidance is None else B + 1) * conditions.weight.numel()
     head = 64 - case.config.vocab % 64  # rows that fill the head up
     done -= 2 * head * 64 * (B * 36 + int((steps.ends.diff(dim=1) * (weights > 0)).sum()))

@@ -113,22 +113,22 @@ def test_filters_are_those_of_the_plain_loop(tiny, filter, swap):
 def engine_logits(engine: Engine, tokens: Tensor, way: Plan, keys: Tensor, cached: bool) -> list[Tensor]:
     """The logits of each step, either from the cache or with all that is known encoded anew."""
     rows, length = tokens.shape
-    kind = Kind(rows=rows, length=length, keeps=cached or engine.body.keeps, filter=Truncation())
+    kind = Kind(rows=rows, length=length, keeps=cached or engine.backbone.keeps, filter=Truncation())
     with engine._lent(kind) as run:
         pass  # nobody else is there
     task = RowsToDecide(tokens=tokens, plan=way, keys=keys, labels=torch.zeros(rows, dtype=torch.long))
     run.begin(task, way.ends[:, 0], Truncation())
-    lead = engine.body.lead
+    lead = engine.backbone.lead
     found, encoded = [], torch.zeros(len(tokens), dtype=torch.long)
     draw = run._draw
-    run._draw = lambda logits, at: found.append(logits + engine.body.head.bias) or draw(logits, at)
+    run._draw = lambda logits, at: found.append(logits + engine.backbone.head.bias) or draw(logits, at)
     for number in range(way.steps):
         starts, ends = way.ends[:, number] + lead, way.ends[:, number + 1] + lead
         whole = not cached or number == 0
         with torch.no_grad():
             run.step(starts, ends, starts if whole else starts - encoded, whole)
         encoded = starts
-    return [x[:, : engine.body.head.vocab] for x in found]
+    return [x[:, : engine.backbone.head.vocab] for x in found]
 
 
 @pytest.mark.parametrize("given", ["nothing", "equal", "ragged"])

@@ -157,7 +157,7 @@ def test_the_second_half_is_left_out_where_it_has_no_weight_and_nothing_is_cache
     ((_, run),) = engine.runs
     halves = [1, 1, 1, 1] if not weight else [2, 2, 2, 2] if kind == "ordered" else [1, 2, 2, 2]
     assert [shape.rows // B for shape in run.graphs.shapes] == 3 * halves
-    assert run.board.at.shape == ((2 * B if weight else B + 1),)
+    assert run.state.at.shape == ((2 * B if weight else B + 1),)
 
 
 def test_a_rare_refresh_caches_both_halves(monkeypatch):
@@ -192,7 +192,7 @@ def test_modulations_are_computed_once_for_each_distinct_label(monkeypatch):
     asked: list[int] = []
     network = image_network("full")
     engine = Engine(network)
-    conditions = engine.body.norms
+    conditions = engine.backbone.norms
     assert isinstance(conditions, Conditions)
     table = conditions.table
 
@@ -204,7 +204,7 @@ def test_modulations_are_computed_once_for_each_distinct_label(monkeypatch):
             asked.append(len(index))
             return table.index_select(dim, index)
 
-    engine.body.norms = replace(conditions, table=Watched())
+    engine.backbone.norms = replace(conditions, table=Watched())
     both(network, engine)
     assert asked == [3]  # labels 3 and 0 and the dropped one, in rows with and without their labels
 

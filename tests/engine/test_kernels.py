@@ -14,7 +14,7 @@ from maskless.engine.kernels import Past, Shifts
 from maskless.nn.attention import rotary_table
 from maskless.problems import Offsets
 
-HEADS, WIDTH, SLOTS = 3, 16, 100
+HEADS, WIDTH, COLUMNS = 3, 16, 100
 PASTS = [
     ([7, 7, 7], [2, 2, 2], False),
     ([7, 7, 7], [3, 3, 3], True),
@@ -38,7 +38,7 @@ def test_the_kernels_on_a_gpu():
 
 
 def compare(device: torch.device) -> None:
-    """Every kernel against its plain body."""
+    """Every kernel against plain torch."""
     from maskless.engine import cuda
 
     torch.manual_seed(0)
@@ -78,20 +78,20 @@ def compare(device: torch.device) -> None:
     cuda.rotate_(mine[:, :2], at, there)
     kernels.rotate_(plain[:, :2], positions, rope)
     near(mine, plain)
-    slots = torch.tensor([3, 1, 9, 11, 4])  # of 3 rows with 4 slots each
+    index = torch.tensor([3, 1, 9, 11, 4])  # of 3 rows with 4 columns each
     for kv in (torch.randn(5, 2, 2, HEADS, WIDTH), qkv[:, None, 1:]):
         plain = torch.zeros(kv.shape[1], 2, 3, HEADS, 4, WIDTH)
         mine = plain.to(device, copy=True)
-        cuda.store(kv.to(device), at, there, slots.to(device), mine)
-        kernels.store(kv, positions, rope, slots, plain)
+        cuda.store(kv.to(device), at, there, index.to(device), mine)
+        kernels.store(kv, positions, rope, index, plain)
         near(mine, plain)
     for known, asked, causal in PASTS:
         lengths = torch.tensor(known, dtype=torch.int32)
         packed, offsets = Offsets.from_lengths(lengths), Offsets.from_lengths(torch.tensor(asked))
         q, place = torch.randn(offsets.total, HEADS, WIDTH), torch.randint(40, (offsets.total,))
-        rows = torch.arange(3, dtype=torch.int32) * SLOTS
+        rows = torch.arange(3, dtype=torch.int32) * COLUMNS
         wide = torch.randn(packed.total, 2, 2, HEADS, WIDTH)[:, 1].unbind(1)  # a part of all keys and values
-        for (k, v), begins in ((wide, packed.bounds[:-1]), (torch.randn(2, 3, HEADS, SLOTS, WIDTH), rows)):
+        for (k, v), begins in ((wide, packed.bounds[:-1]), (torch.randn(2, 3, HEADS, COLUMNS, WIDTH), rows)):
             here = [y.to(device) for y in (q, place, rope)]
             there_kv = [y.to(device) if y.ndim == 4 else y.to(device, copy=True) for y in (k, v)]
             past = Past(begins.to(device), lengths.to(device))

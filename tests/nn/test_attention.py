@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from maskless.nn.attention import attention, rotary_table, rotate, turned_attention
+from maskless.nn.attention import attention, rotary_attention, rotary_table, rotate
 from maskless.problems import Offsets
 
 RAGGED = [  # lengths of the segments of queries and of keys
@@ -109,11 +109,11 @@ LONG = [  # several tiles of the kernels, boundaries within and between them
 
 
 @pytest.mark.gpu
-@pytest.mark.parametrize("turned", [False, True])
+@pytest.mark.parametrize("rotary", [False, True])
 @pytest.mark.parametrize("width", [64, 8])  # our kernels, and torch's
 @pytest.mark.parametrize("causal", [False, True])
 @pytest.mark.parametrize(("q_lengths", "k_lengths"), [*RAGGED, *LONG])
-def test_packed_attention_on_a_gpu_equals_padded_in_float32(q_lengths, k_lengths, causal, width, turned):
+def test_packed_attention_on_a_gpu_equals_padded_in_float32(q_lengths, k_lengths, causal, width, rotary):
     if causal:
         k_lengths = q_lengths
     shape = {"heads": 2, "width": width}
@@ -125,7 +125,7 @@ def test_packed_attention_on_a_gpu_equals_padded_in_float32(q_lengths, k_lengths
         ends = (offsets(n).map(lambda x: x.to(device)) for n in (q_lengths, k_lengths))
         ends = tuple(replace(end, equal=False) for end in ends)
         ropes = tuple(rotary_table(400, width)[400 - sum(n) :].to(device) for n in (q_lengths, k_lengths))
-        out = turned_of(q, k, v, ends, ropes, causal) if turned else attention(q, k, v, *ends, causal=causal)
+        out = rotary_of(q, k, v, ends, ropes, causal) if rotary else attention(q, k, v, *ends, causal=causal)
         weighed = (out * weight.to(out)).sum() + 0 * sum(x.sum() for x in (q, k, v))
         return out, *torch.autograd.grad(weighed, (q, k, v))
 
@@ -133,12 +133,12 @@ def test_packed_attention_on_a_gpu_equals_padded_in_float32(q_lengths, k_lengths
         torch.testing.assert_close(ours.cpu().float(), plain, atol=3e-2, rtol=3e-2)
 
 
-def turned_of(
+def rotary_of(
     q: Tensor, k: Tensor, v: Tensor, ends: tuple[Offsets, Offsets], ropes: tuple[Tensor, Tensor], causal: bool
 ) -> Tensor:
     """Attention with RoPE by the packed form that suits it: of one array if causal, else of two."""
     x, memory = (torch.stack((q, k, v), 1), None) if causal else (q[:, None], torch.stack((k, v), 1))
-    return turned_attention(x, memory, ends, ropes, causal=causal)
+    return rotary_attention(x, memory, ends, ropes, causal=causal)
 
 
 @pytest.mark.skipif("TRITON_INTERPRET" not in os.environ, reason="set TRITON_INTERPRET=1 where Triton is installed")
@@ -151,12 +151,12 @@ def test_the_kernels_interpreted_give_what_plain_torch_gives(q_lengths, k_length
     inputs = [x.requires_grad_() for x in three(q_lengths, k_lengths, width=16)]
     ends = tuple(replace(offsets(n), equal=False) for n in (q_lengths, k_lengths))
     ropes = tuple(rotary_table(400, 16)[400 - sum(n) :] for n in (q_lengths, k_lengths))
-    plain = turned_of(*inputs, ends, ropes, causal)
-    unturned, _ = kernels.attend(*inputs, *(end.bounds for end in ends), None, causal)
-    torch.testing.assert_close(unturned, attention(*inputs, *ends, causal=causal), atol=1e-5, rtol=0)
+    plain = rotary_of(*inputs, ends, ropes, causal)
+    unrotated, _ = kernels.attend(*inputs, *(end.bounds for end in ends), None, causal)
+    torch.testing.assert_close(unrotated, attention(*inputs, *ends, causal=causal), atol=1e-5, rtol=0)
     monkeypatch.setattr("maskless.nn.attention.KERNELS", kernels)
     monkeypatch.setattr("maskless.nn.attention._fits_kernels", lambda q: True)
-    ours, weight = turned_of(*inputs, ends, ropes, causal), packed(q_lengths, 3, width=16)
+    ours, weight = rotary_of(*inputs, ends, ropes, causal), packed(q_lengths, 3, width=16)
     torch.testing.assert_close(ours, plain, atol=1e-5, rtol=0)
     for one, other in zip(*(torch.autograd.grad((x * weight).sum(), inputs) for x in (ours, plain)), strict=True):
         torch.testing.assert_close(one, other, atol=1e-5, rtol=0)
@@ -177,7 +177,7 @@ def test_rotation_depends_only_on_the_distance():
 
 def test_rotation_pairs_the_halves_of_a_head():
     x = torch.zeros(1, 1, 6)
-    x[..., 1] = 1  # the second of the first half turns towards the second of the second half
+    x[..., 1] = 1  # the second of the first half rotates towards the second of the second half
     angle = 5 * 10_000 ** (-2 / 6)
     expected = torch.zeros(1, 1, 6)
     expected[..., 1], expected[..., 4] = math.cos(angle), math.sin(angle)

@@ -229,7 +229,7 @@ def test_a_layer_compiles_to_one_graph_whatever_the_split(monkeypatch):
     def near(x, memory, ends, ropes, **_):  # stands for the packed attention, which only a GPU has
         return x[:, 0] + x.mean() * (x if memory is None else memory).square().mean()
 
-    monkeypatch.setattr(blocks, "turned_attention", near)
+    monkeypatch.setattr(blocks, "rotary_attention", near)
     network, plain = make(), make()
     for block in [*network.encoder, *network.decoder]:
         block.compile(backend="eager", fullgraph=True)
@@ -244,7 +244,7 @@ def test_a_layer_compiles_to_one_graph_whatever_the_split(monkeypatch):
     assert counts[0] == counts[1] == counts[2]
 
 
-def turned(table: Tensor, place: int, x: Tensor) -> Tensor:
+def rotated(table: Tensor, place: int, x: Tensor) -> Tensor:
     return rotate(x[None, None], table[place : place + 1])[0, 0]
 
 
@@ -256,7 +256,7 @@ def test_two_dimensional_rope_sees_differences_of_rows_and_of_columns():
     for a in range(rows * columns):
         for b in range(rows * columns):
             apart = a // columns - b // columns, a % columns - b % columns
-            score = float(turned(table, before + a, q) @ turned(table, before + b, k))
+            score = float(rotated(table, before + a, q) @ rotated(table, before + b, k))
             assert score == pytest.approx(seen.setdefault(apart, score), abs=1e-4)
     scores = sorted(seen.values())
     assert len(seen) == (2 * rows - 1) * (2 * columns - 1)

@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from maskless.nn.attention import Stairs, _askers, attention, rotary_table, turned_attention
+from maskless.nn.attention import Stairs, _askers, attention, rotary_attention, rotary_table
 from maskless.problems import Offsets, Seen
 
 # Lengths of the segments of queries and of keys, and how many keys each query sees; None: a chain.
@@ -92,10 +92,10 @@ def test_the_first_asker_of_a_key_is_the_first_query_that_sees_it(q_lengths, k_l
     assert _askers(found.counts, *ends).tolist() == expected
 
 
-def turned(inputs: list[Tensor], ends: tuple[Offsets, Offsets], seen: Seen) -> Tensor:
+def rotary_of(inputs: list[Tensor], ends: tuple[Offsets, Offsets], seen: Seen) -> Tensor:
     q, k, v = inputs
     ropes = tuple(rotary_table(400, q.shape[2])[400 - end.total :].to(q.device) for end in ends)
-    return turned_attention(q[:, None], torch.stack((k, v), 1), ends, ropes, stairs=Stairs.of(seen, *ends))
+    return rotary_attention(q[:, None], torch.stack((k, v), 1), ends, ropes, stairs=Stairs.of(seen, *ends))
 
 
 @pytest.mark.skipif("TRITON_INTERPRET" not in os.environ, reason="set TRITON_INTERPRET=1 where Triton is installed")
@@ -104,11 +104,11 @@ def test_the_kernels_interpreted_give_what_plain_torch_gives(q_lengths, k_length
     kernels = pytest.importorskip("maskless.nn.cuda")
     inputs, ends, seen = made(q_lengths, k_lengths, seen)
     inputs = [x.requires_grad_() for x in inputs]
-    plain = turned(inputs, ends, seen)
+    plain = rotary_of(inputs, ends, seen)
     monkeypatch.setattr("maskless.nn.attention.KERNELS", kernels)
     monkeypatch.setattr("maskless.nn.attention._fits_kernels", lambda q: True)
     monkeypatch.setattr("maskless.nn.attention.has_kernels", lambda x: True)
-    ours, weight = turned(inputs, ends, seen), packed(q_lengths, 3)
+    ours, weight = rotary_of(inputs, ends, seen), packed(q_lengths, 3)
     torch.testing.assert_close(ours, plain, atol=1e-5, rtol=0)
     gradients = [
         torch.autograd.grad((out * weight).sum() + 0 * sum(x.sum() for x in inputs), inputs) for out in (ours, plain)
@@ -126,7 +126,7 @@ def test_stairs_on_a_gpu_are_those_of_float32(q_lengths, k_lengths, seen):
     def run(device: str, dtype: torch.dtype) -> tuple[Tensor, ...]:
         own = [x.bfloat16().to(device, dtype).requires_grad_() for x in inputs]
         there = tuple(end.map(lambda x: x.to(device)) for end in ends)
-        out = turned(own, there, seen.map(lambda x: x.to(device)))
+        out = rotary_of(own, there, seen.map(lambda x: x.to(device)))
         return out, *torch.autograd.grad((out * weight.to(out)).sum() + 0 * sum(x.sum() for x in own), own)
 
     for ours, plain in zip(run("cuda", torch.bfloat16), run("cpu", torch.float32), strict=True):

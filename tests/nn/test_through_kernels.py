@@ -81,7 +81,7 @@ def test_a_training_pass_through_the_kernels_is_that_of_plain_torch(kinds, chain
     for name, gradient in gradients.items():
         torch.testing.assert_close(gradient, plain[name], rtol=0, atol=1e-5 * (float(plain[name].abs().max()) + 1e-3))
     spread = "classes" in kinds and not chain  # the segments of a chain are equal
-    assert set(called) == {"attend_turned"} | ({"sum_segments"} if spread else set())
+    assert set(called) == {"attend_rotated"} | ({"sum_segments"} if spread else set())
 
 
 @INTERPRETED

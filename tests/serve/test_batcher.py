@@ -250,16 +250,16 @@ def test_what_a_cancelled_row_had_kept_is_given_back(make):
     gate.reached(1)
     gate.let(1)
     gate.reached(2)
-    seats = host.batcher.backend.seats
-    assert {owner[0] for owner in seats.owners} == {one.drafts for one in jobs if one.steps}
+    slots = host.batcher.backend.slots
+    assert {owner[0] for owner in slots.owners} == {one.drafts for one in jobs if one.steps}
     jobs[0].job.cancel()
     gate.let(1)
     gate.reached(3)
-    assert {owner[0] for owner in seats.owners} == {one.drafts for one in jobs[1:]}
+    assert {owner[0] for owner in slots.owners} == {one.drafts for one in jobs[1:]}
     gate.let(100)
     for one in jobs[1:]:
         one.wait()
-    until(lambda: not seats.owners)
+    until(lambda: not slots.owners)
 
 
 @pytest.mark.parametrize("kind", ["pgm", "ordered"])

@@ -234,13 +234,13 @@ def test_rows_that_leave_early_leave_nothing_behind(keeping):
     backend = backend_of(host)
     rows = [Row(drafts_of(host, TEMPLATES[seed % 4], steps=3, seed=seed), 0) for seed in range(9)]
     advance(rows, backend)
-    assert len(backend.seats.owners) == 9
+    assert len(backend.slots.owners) == 9
     there = {(row.drafts, row.at) for row in rows[2:5]}
     backend.keep(there)
-    assert {owner[:2] for owner in backend.seats.owners} == there
+    assert {owner[:2] for owner in backend.slots.owners} == there
     backend.keep([])
-    assert backend.seats.owners == []
-    assert backend.seats.table is None  # more seats than are kept for nobody
+    assert backend.slots.owners == []
+    assert backend.slots.pool is None  # more slots than are kept for nobody
 
 
 def test_a_gap_after_a_space_begins_with_a_space(models):

@@ -1,6 +1,6 @@
 """What answers drafts fast: an engine that runs whole plans, or one that keeps what it has encoded of each row.
 
-A network with ordered context, or a causal one, never changes what it has encoded. Its rows can have seats in the
+A network with ordered context, or a causal one, never changes what it has encoded. Its rows can have slots in the
 engine, which they take and leave between steps, and a step costs only the tokens that are new and those that are asked
 for. Any other network reads all that is known in every step.
 
@@ -21,9 +21,9 @@ from maskless import logits as lg
 from maskless.drafts import Ask, Drafts, OnStep
 from maskless.draw import Filter
 from maskless.engine.engine import Engine
+from maskless.engine.kv_slots import KVSlots, SlotQuery, keeps
 from maskless.engine.networks import serves
 from maskless.engine.registry import engine_of
-from maskless.engine.seats import Question, Seats, keeps
 from maskless.nn import Network
 from maskless.sampling import Plain
 
@@ -35,7 +35,7 @@ def backend_of(network: nn.Module, *, draft: int = 0, length: int = 0) -> Plain:
     if not serves(network):
         return Plain(network)
     engine = engine_of(network)
-    return Slots(network, Seats(engine, length)) if draft and keeps(engine) else WholePlans(network, engine)
+    return Slots(network, KVSlots(engine, length)) if draft and keeps(engine) else WholePlans(network, engine)
 
 
 def slots_of(network: nn.Module, length: int) -> Slots | Plain:
@@ -43,7 +43,7 @@ def slots_of(network: nn.Module, length: int) -> Slots | Plain:
     if not serves(network):
         return Plain(network)
     engine = Engine(network)
-    return Slots(network, Seats(engine, length, KEPT)) if keeps(engine) else Plain(network, engine.answer)
+    return Slots(network, KVSlots(engine, length, KEPT)) if keeps(engine) else Plain(network, engine.answer)
 
 
 class WholePlans(Plain):
@@ -94,19 +94,19 @@ class _AfterSpace:
 
 
 class Slots(Plain):
-    """Every row has a seat; a guided one has two, the second for its logits without the label."""
+    """Every row has a slot; a guided one has two, the second for its logits without the label."""
 
-    def __init__(self, network: Network, seats: Seats):
-        super().__init__(network, seats.engine.answer)
-        self.seats = seats
+    def __init__(self, network: Network, slots: KVSlots):
+        super().__init__(network, slots.engine.answer)
+        self.slots = slots
 
     @property
     def room(self) -> int:
         """So many rows at once: what they keep has to fit into the memory."""
-        return self.seats.most if self.seats.body.dropped is None else max(1, self.seats.most // 2)
+        return self.slots.most if self.slots.backbone.dropped is None else max(1, self.slots.most // 2)
 
     def logits(self, asks: Sequence[Ask]) -> Tensor:
-        return self._guided(asks, _questions, self.seats.logits, torch.cat([ask.weights for ask in asks]))
+        return self._guided(asks, _queries, self.slots.logits, torch.cat([ask.weights for ask in asks]))
 
     def check(self, asks: Sequence[Ask], drawn: Sequence[Tensor], before: Sequence[Tensor]) -> Tensor:
         """The first of each draft was drawn from what it is checked by; rows with more tokens ask about the others."""
@@ -116,46 +116,44 @@ class Slots(Plain):
             return checked
         of = {id(ask): tokens for ask, tokens in zip(asks, drawn, strict=True)}
 
-        def questions(ask: Ask, **how: Any) -> list[Question]:
-            return _checks(_questions(ask, **how), ask, of[id(ask)])
+        def queries(ask: Ask, **how: Any) -> list[SlotQuery]:
+            return _checks(_queries(ask, **how), ask, of[id(ask)])
 
-        checked[~first] = self._guided(asks, questions, self.seats.check, weights[~first.cpu()])
+        checked[~first] = self._guided(asks, queries, self.slots.check, weights[~first.cpu()])
         return checked
 
     def _guided(
         self,
         asks: Sequence[Ask],
-        questions: Callable[..., list[Question]],
-        answer: Callable[[Sequence[Question]], Tensor],
+        queries: Callable[..., list[SlotQuery]],
+        answer: Callable[[Sequence[SlotQuery]], Tensor],
         weight: Tensor,
     ) -> Tensor:
-        """Answers to the questions of all rows, guided by those of their twins."""
-        own = [question for ask in asks for question in questions(ask)]
-        twins = {at: twin for ask in asks for at, twin in _twins(ask, questions, self.seats.body.dropped)}
+        """Answers to the queries of all rows, guided by those of their twins."""
+        own = [query for ask in asks for query in queries(ask)]
+        twins = {at: twin for ask in asks for at, twin in _twins(ask, queries, self.slots.backbone.dropped)}
         logits = answer([*own, *twins.values()])
         if not twins:
             return logits
-        parts = logits.split(
-            [question.drafted or question.end - question.start for question in (*own, *twins.values())]
-        )
+        parts = logits.split([query.asked for query in (*own, *twins.values())])
         without: dict[Hashable, Tensor] = dict(zip(twins, parts[len(own) :], strict=True))
-        weights = weight.split([question.asked for question in own])
+        weights = weight.split([query.asked for query in own])
         found = []
-        for question, part, weight in zip(own, parts, weights, strict=False):
-            twin = without.get(question.owner)
+        for query, part, weight in zip(own, parts, weights, strict=False):
+            twin = without.get(query.owner)
             found.append(part if twin is None else lg.guide(part, twin, weight))
         return torch.cat(found)
 
     def keep(self, rows: Collection[tuple[Drafts, int]]) -> None:
         """All other rows have left."""
-        self.seats.keep({(*row, twin) for row in rows for twin in (False, True)})
+        self.slots.keep({(*row, twin) for row in rows for twin in (False, True)})
 
 
-def _questions(ask: Ask, *, label: int | None = None, twin: bool = False) -> list[Question]:
+def _queries(ask: Ask, *, label: int | None = None, twin: bool = False) -> list[SlotQuery]:
     drafts, labels = ask.drafts, None if ask.drafts.labels is None else ask.drafts.labels.tolist()
     spans = zip(ask.rows.tolist(), ask.starts.tolist(), ask.ends.tolist(), strict=True)
     return [
-        Question(
+        SlotQuery(
             (drafts, row, twin),
             drafts.tokens[row],
             drafts.plan.order[row],
@@ -167,22 +165,22 @@ def _questions(ask: Ask, *, label: int | None = None, twin: bool = False) -> lis
     ]
 
 
-def _checks(questions: list[Question], ask: Ask, drawn: Tensor) -> list[Question]:
+def _checks(queries: list[SlotQuery], ask: Ask, drawn: Tensor) -> list[SlotQuery]:
     """The same rows with their drafts known but for the last; those that drafted one token ask nothing."""
-    lengths, found = [question.asked for question in questions], []
-    for question, tokens in zip(questions, drawn.split(lengths), strict=True):
+    lengths, found = [query.asked for query in queries], []
+    for query, tokens in zip(queries, drawn.split(lengths), strict=True):
         drafted = len(tokens) - 1
         if drafted:
-            known = question.tokens.index_copy(0, question.order[question.start : question.end], tokens)
-            found.append(replace(question, tokens=known, start=question.end - 1, drafted=drafted))
+            known = query.tokens.index_copy(0, query.order[query.start : query.end], tokens)
+            found.append(replace(query, tokens=known, start=query.end - 1, drafted=drafted))
     return found
 
 
-def _twins(ask: Ask, questions: Callable[..., list[Question]], dropped: int | None) -> list[tuple[Hashable, Question]]:
+def _twins(ask: Ask, queries: Callable[..., list[SlotQuery]], dropped: int | None) -> list[tuple[Hashable, SlotQuery]]:
     """Of rows that are guided: whose twin it is, and what it asks without the label."""
     if ask.drafts.weights is None:
         return []
     guided = ask.drafts.weights.any(1).tolist()
-    twins = questions(ask, label=dropped, twin=True)
+    twins = queries(ask, label=dropped, twin=True)
     owners = [cast(tuple[Drafts, int, bool], twin.owner) for twin in twins]
     return [((*own[:2], False), twin) for own, twin in zip(owners, twins, strict=True) if guided[own[1]]]

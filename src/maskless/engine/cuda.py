@@ -1,6 +1,6 @@
 """Triton kernels of the engine; loaded only where Triton is, which comes with torch's builds for CUDA.
 
-Shapes: T tokens, U targets, S rows of a batch, D width, h heads, d head width, V vocabulary, N slots of a cache.
+Shapes: T tokens, U targets, S rows of a batch, D width, h heads, d head width, V vocabulary, N columns of a cache.
 """
 # mypy: disable-error-code="no-untyped-def,untyped-decorator"
 
@@ -115,7 +115,7 @@ def swiglu(x: Tensor) -> Tensor:
 
 
 @triton.jit
-def _turn(x, table, position, head, half, heads, HALF: tl.constexpr):
+def _rotated_halves(x, table, position, head, half, heads, HALF: tl.constexpr):
     """Both halves of the rotated heads of one token."""
     real = (head[:, None] < heads) & (half[None, :] < HALF)
     at = head[:, None] * (2 * HALF) + half[None, :]
@@ -133,7 +133,7 @@ def _rotate(
     token, group = tl.program_id(0).to(tl.int64), tl.program_id(1)
     base = x + token * token_stride + group * group_stride
     position = tl.load(positions + token)
-    at, real, a, b = _turn(base, table, position, tl.arange(0, HEADS), tl.arange(0, W), heads, HALF)
+    at, real, a, b = _rotated_halves(base, table, position, tl.arange(0, HEADS), tl.arange(0, W), heads, HALF)
     tl.store(base + at, a, real)
     tl.store(base + at + HALF, b, real)
 
@@ -149,16 +149,16 @@ def rotate_(x: Tensor, positions: Tensor, rope: Tensor) -> None:
 
 @triton.jit
 def _store(
-    kv, positions, table, slots, cache, token_stride, group_stride, rows, heads, N,
+    kv, positions, table, index, cache, token_stride, group_stride, rows, heads, N,
     HALF: tl.constexpr, HEADS: tl.constexpr, W: tl.constexpr,
 ):  # fmt: skip
     token, group = tl.program_id(0).to(tl.int64), tl.program_id(1)
     base = kv + token * token_stride + group * group_stride
-    slot, position = tl.load(slots + token), tl.load(positions + token)
+    place, position = tl.load(index + token), tl.load(positions + token)
     head, half = tl.arange(0, HEADS), tl.arange(0, W)
-    at, real, a, b = _turn(base, table, position, head, half, heads, HALF)
-    row, n = slot // N, slot % N
-    side = heads.to(tl.int64) * N * (2 * HALF)  # all slots of a row
+    at, real, a, b = _rotated_halves(base, table, position, head, half, heads, HALF)
+    row, n = place // N, place % N
+    side = heads.to(tl.int64) * N * (2 * HALF)  # all columns of a row
     to = cache + (group * 2 * rows + row) * side + (head[:, None] * N + n) * (2 * HALF) + half[None, :]
     tl.store(to, a, real)
     tl.store(to + HALF, b, real)
@@ -167,12 +167,12 @@ def _store(
     tl.store(to + rows * side + HALF, tl.load(values + HALF, real), real)
 
 
-def store(kv: Tensor, positions: Tensor, rope: Tensor, slots: Tensor, cache: Tensor) -> None:
+def store(kv: Tensor, positions: Tensor, rope: Tensor, index: Tensor, cache: Tensor) -> None:
     T, groups, _, heads, d = kv.shape
     assert kv.stride()[2:] == (heads * d, d, 1)
     assert cache.is_contiguous()
     _store[(T, groups)](
-        kv, positions, rope, slots, cache, kv.stride(0), kv.stride(1), cache.shape[2], heads, cache.shape[4],
+        kv, positions, rope, index, cache, kv.stride(0), kv.stride(1), cache.shape[2], heads, cache.shape[4],
         HALF=d // 2, HEADS=triton.next_power_of_2(heads), W=triton.next_power_of_2(d // 2), num_warps=2,
     )  # fmt: skip
 
@@ -198,8 +198,8 @@ def _attend(
         q_at = q + token[:, None] * q_stride + head * (2 * HALF)
         own = tl.load(q_at + c[None, :], real, 0.0).to(tl.float32)
         partner = tl.load(q_at + tl.where(c < HALF, c + HALF, c - HALF)[None, :], real, 0.0).to(tl.float32)
-        turned = own * cos + tl.where(c < HALF, -1.0, 1.0)[None, :] * partner * sin
-        turned = turned.to(q.dtype.element_ty)
+        rotated = own * cos + tl.where(c < HALF, -1.0, 1.0)[None, :] * partner * sin
+        rotated = rotated.to(q.dtype.element_ty)
         bound = tl.where(mine, n, 0)  # each query sees the keys before this one
         if CAUSAL:
             bound = tl.minimum(bound, n - (last - first) + i + 1)
@@ -211,7 +211,7 @@ def _attend(
             key = j + tl.arange(0, N)
             there = (key < n)[:, None] & inside[None, :]
             at = base + key[:, None].to(tl.int64) * k_stride + c[None, :]
-            score = tl.dot(turned, tl.load(k + at, there, 0.0).T, input_precision="ieee") * scale
+            score = tl.dot(rotated, tl.load(k + at, there, 0.0).T, input_precision="ieee") * scale
             score = tl.where(key[None, :] < bound[:, None], score, float("-inf"))
             new = tl.maximum(most, tl.max(score, 1))
             safe = tl.where(new == float("-inf"), 0.0, new)

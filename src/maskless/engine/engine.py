@@ -22,7 +22,7 @@ from torch import Tensor, nn
 from maskless.drafts import Step, check_warmup
 from maskless.draw import Filter, Guidance, Truncation
 from maskless.engine.answer import answer
-from maskless.engine.bodies import CausalBody, PartitionBody
+from maskless.engine.backbones import CausalBackbone, PartitionBackbone
 from maskless.engine.networks import fold, serves
 from maskless.engine.run import BatchRun, Kind, RowsToDecide
 from maskless.nn import device_of
@@ -47,7 +47,7 @@ class Engine:
             raise ValueError(f"the engine does not serve this network: {type(network).__name__}")
         self.device = device_of(network)
         usual = torch.bfloat16 if self.device.type == "cuda" else torch.float32
-        self.body = fold(network, precision or usual)
+        self.backbone = fold(network, precision or usual)
         self.graphs = graphs and self.device.type == "cuda"
         self.size = Size.of(network)
         self.turn = TURN if self.device.type == "cuda" else nullcontext()
@@ -77,41 +77,41 @@ class Engine:
         """
         if refresh < 1:
             raise ValueError(f"refresh {refresh} is out of range: expected 1 or more")
-        if refresh > 1 and not (isinstance(self.body, PartitionBody) and not self.body.keeps):
+        if refresh > 1 and not (isinstance(self.backbone, PartitionBackbone) and not self.backbone.keeps):
             raise ValueError(f"refresh {refresh} goes with the full context of a Partition Transformer only")
         check_warmup(warmup)
         filter, task = filter or Truncation(), self._task(tokens, plan, keys, warmup, labels, guidance)
         kind = Kind(
             rows=len(tokens),
             length=tokens.shape[1],
-            keeps=self.body.keeps or refresh > 1,
+            keeps=self.backbone.keeps or refresh > 1,
             filter=filter if isinstance(filter, Truncation) else None,
             never=never,
             warm=task.warm is not None,
             guided=task.weights is not None,
         )
         ends = plan.ends
-        if isinstance(self.body, CausalBody):  # all rows read along, also those whose prompts are longer
+        if isinstance(self.backbone, CausalBackbone):  # all rows read along, also those whose prompts are longer
             ends = torch.arange(int(ends[:, 0].min()), int(ends.max()) + 1).expand(len(tokens), -1)
         if on_step is not None and self.turn is TURN:
             on_step = TURN.outside(on_step)
         with torch.no_grad(), torch.autocast(self.device.type, enabled=False), self.turn, self._lent(kind) as run:
             run.begin(task, ends[:, 0], filter)
-            way = _Way(run, ends + self.body.lead, task.weights, self.size)
+            way = _Way(run, ends + self.backbone.lead, task.weights, self.size)
             for number in range(plan.steps):
-                way.step(number, anew=not self.body.keeps and number % refresh == 0)
+                way.step(number, anew=not self.backbone.keeps and number % refresh == 0)
                 if on_step is not None and bool((plan.ends[:, number] < plan.ends[:, number + 1]).any()):
                     on_step(_decided(number, plan, run.decided()))
             tokens.scatter_(1, plan.order, run.decided())
 
     def answer(self, problems: Problems) -> Tensor:
         """Logits at the targets of problems, as the network gives them: for orders that are found on the way."""
-        if isinstance(self.body, CausalBody):
+        if isinstance(self.backbone, CausalBackbone):
             raise ValueError("a causal model goes from left to right: expected `sample`")
         with torch.no_grad(), torch.autocast(self.device.type, enabled=False), self.turn:
             tokens = problems.offsets.total + problems.target_offsets.total
             with threads_for(self.size.work(len(problems), tokens) if self.device.type == "cpu" else 0):
-                return answer(self.body, problems, self.device)
+                return answer(self.backbone, problems, self.device)
 
     def close(self) -> None:
         """Give the memory back."""
@@ -122,7 +122,7 @@ class Engine:
     def _task(
         self, tokens: Tensor, plan: Plan, keys: Tensor, warmup: int, labels: Tensor | None, guidance: Guidance | None
     ) -> RowsToDecide:
-        rows, dropped = len(tokens), self.body.dropped
+        rows, dropped = len(tokens), self.backbone.dropped
         if labels is not None:
             if dropped is None:
                 raise ValueError("labels were given to a network without classes: expected none")
@@ -155,7 +155,7 @@ class Engine:
                 del self.runs[: max(0, len(self.runs) - SHAPES + 1)]
         if mine is None:
             graphs = self.graphs and kind.filter is not None  # another filter may change with each call
-            mine = kind, BatchRun(self.body, kind, device=self.device, graphs=graphs)
+            mine = kind, BatchRun(self.backbone, kind, device=self.device, graphs=graphs)
         try:
             yield mine[1]
         finally:
@@ -182,7 +182,7 @@ class _Way:
         encoded = self.encoded
         whole, guided = bool((encoded[busy] == 0).all()), False
         if self.weights is not None:
-            guided = bool(self.run.memory.caches) or bool(self.weights[busy, number].any())
+            guided = bool(self.run.cache.tensors) or bool(self.weights[busy, number].any())
         context = torch.where(busy, starts - encoded, 0)
         with threads_for(self._work(context, ends - starts, 2 if guided else 1)):
             self.run.step(starts, ends, context, whole, guided)
@@ -193,7 +193,7 @@ class _Way:
         if self.run.stream is not None:
             return 0
         asked = int(targets.sum())
-        drawn = DRAWING * asked * self.run.body.head.vocab
+        drawn = DRAWING * asked * self.run.backbone.head.vocab
         return times * self.size.work(len(targets), int(context.sum()) + asked) + drawn
 
 

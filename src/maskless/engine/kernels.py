@@ -1,8 +1,8 @@
 """The element-wise work, attention over a cache and the draw: on CUDA one Triton kernel each, elsewhere plain torch.
 
-Which body runs follows from where the tensors are; both give the same numbers up to rounding.
+Which one runs follows from where the tensors are; both give the same numbers up to rounding.
 
-Shapes: T tokens, U targets, S rows of a batch, D width, h heads, d head width, V vocabulary, N slots of a cache.
+Shapes: T tokens, U targets, S rows of a batch, D width, h heads, d head width, V vocabulary, N columns of a cache.
 """
 
 from __future__ import annotations
@@ -132,14 +132,14 @@ def rotate_(x: Tensor, positions: Tensor, rope: Tensor) -> None:
         x.copy_(rotate(x.flatten(1, 2), rope[positions]).view(x.shape))
 
 
-def store(kv: Tensor, positions: Tensor, rope: Tensor, slots: Tensor, cache: Tensor) -> None:
-    """Write keys, rotated, and values to their slots, s * N + n each.  (T, G, 2, h, d) -> cache (G, 2, S, h, N, d)"""
+def store(kv: Tensor, positions: Tensor, rope: Tensor, index: Tensor, cache: Tensor) -> None:
+    """Write keys, rotated, and values to their places, s * N + n each.  (T, G, 2, h, d) -> cache (G, 2, S, h, N, d)"""
     if on_cuda(kv):
-        _triton().store(kv, positions, rope, slots, cache)
+        _triton().store(kv, positions, rope, index, cache)
     else:
         k = rotate(kv[:, :, 0].flatten(1, 2), rope[positions]).view(kv[:, :, 0].shape)
         N = cache.shape[4]
-        cache[:, :, slots // N, :, slots % N] = torch.stack([k, kv[:, :, 1]], 2)
+        cache[:, :, index // N, :, index % N] = torch.stack([k, kv[:, :, 1]], 2)
 
 
 def attend(
@@ -168,7 +168,7 @@ def attend(
         q = q.new_zeros(S * m, *q.shape[1:]).index_copy(0, offsets.slots, q)
         mask = real[:, None, None]
     if causal and m > 1:
-        own = (past.lengths - offsets.lengths)[:, None] + torch.arange(m, device=q.device)  # the slot of each query
+        own = (past.lengths - offsets.lengths)[:, None] + torch.arange(m, device=q.device)  # the column of each query
         sees = places <= own[:, None, :, None]  # (S, 1, m, n)
         mask = sees if mask is None else mask & sees
     out = F.scaled_dot_product_attention(_rows(q, S), k, v, attn_mask=mask).transpose(1, 2).flatten(0, 1)

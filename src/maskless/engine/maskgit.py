@@ -10,18 +10,18 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from maskless.engine import kernels
-from maskless.engine.board import Board
-from maskless.engine.bodies import Memory
+from maskless.engine.backbones import Cache
+from maskless.engine.batch_state import BatchState
 from maskless.engine.fold import Layer, cast_layer, fold_conditions, plain_head
 from maskless.engine.stream import OpenNorms
 from maskless.nn.maskgit import Block, MaskGIT
 from maskless.problems import Offsets
 
 
-class MaskGITBody:
+class MaskGITBackbone:
     """A MaskGIT; its register is one more id, which stands in the place of the BOS.
 
-    It lays out the whole board itself, so it needs no context to be encoded: none of it goes out of date.
+    It lays out all positions itself, so it needs no context to be encoded: none of it goes out of date.
     """
 
     keeps, lead, places = True, 0, 0
@@ -38,8 +38,8 @@ class MaskGITBody:
         self.norms = fold_conditions([network.blocks], head, table, dtype, centred=False)
         self.head = plain_head(head, dtype)
 
-    def open(self, rows: int, slots: int, keeps: bool) -> Memory:
-        return _MaskGITMemory(self, rows)
+    def new_cache(self, rows: int, columns: int, keeps: bool) -> Cache:
+        return _MaskGITCache(self, rows)
 
 
 def _layer(block: object, dtype: torch.dtype) -> Layer:
@@ -47,26 +47,26 @@ def _layer(block: object, dtype: torch.dtype) -> Layer:
     return cast_layer(dtype, *((linear.weight, None) for linear in (block.qkv, block.out, block.up, block.down)))
 
 
-class _MaskGITMemory:
-    caches: tuple[Tensor, ...] = ()
+class _MaskGITCache:
+    tensors: tuple[Tensor, ...] = ()
 
-    def __init__(self, body: MaskGITBody, rows: int):
-        self.body = body
-        self.norms: OpenNorms = body.norms.open(rows)
+    def __init__(self, backbone: MaskGITBackbone, rows: int):
+        self.backbone = backbone
+        self.norms: OpenNorms = backbone.norms.open(rows)
 
-    def __call__(self, board: Board, context: Offsets, targets: Offsets, whole: bool) -> tuple[Tensor, Tensor]:
-        body, rows, L = self.body, len(targets), self.body.length
-        tokens = board.lay_out(board.tokens.new_empty(rows, L), body.mask)
-        tokens[:, 0] = body.register
-        x = (F.embedding(tokens, body.embedding) + body.positions).flatten(0, 1)  # (T, D)
+    def forward(self, state: BatchState, context: Offsets, targets: Offsets, whole: bool) -> tuple[Tensor, Tensor]:
+        backbone, rows, L = self.backbone, len(targets), self.backbone.length
+        tokens = state.lay_out(state.tokens.new_empty(rows, L), backbone.mask)
+        tokens[:, 0] = backbone.register
+        x = (F.embedding(tokens, backbone.embedding) + backbone.positions).flatten(0, 1)  # (T, D)
         every = Offsets.regular(rows, L, x.device)
         stream = self.norms.stream(0, x, every)
-        for layer in body.layers:
+        for layer in backbone.layers:
             each = F.linear(stream.read(), *layer.enter).unflatten(1, (3, -1))
             kernels.rms_(each[:, :2])  # queries and keys, over all heads together
-            q, k, v = each.unflatten(2, (body.heads, -1)).unbind(1)
+            q, k, v = each.unflatten(2, (backbone.heads, -1)).unbind(1)
             stream.add(kernels.attend_within(q, k, v, every, causal=False), layer.out)
             stream.add(kernels.swiglu(F.linear(stream.read(), *layer.up)), layer.down)
-        at = board.next(targets)
-        positions, _ = board.at_index(at)
-        return stream.select(at // len(board.columns) * L + positions, targets).read(), at
+        at = state.next(targets)
+        positions, _ = state.at_index(at)
+        return stream.select(at // len(state.columns) * L + positions, targets).read(), at

@@ -1,4 +1,4 @@
-"""Which networks the engine can compute, and the body of each."""
+"""Which networks the engine can compute, and the backbone of each."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ import copy
 import torch
 from torch import nn
 
-from maskless.engine.bodies import Body, CausalBody, MaskedBody, PartitionBody
-from maskless.engine.maskgit import MaskGITBody
+from maskless.engine.backbones import Backbone, CausalBackbone, MaskedBackbone, PartitionBackbone
+from maskless.engine.maskgit import MaskGITBackbone
 from maskless.nn.causal import CausalTransformer
 from maskless.nn.masked import MaskedTransformer
 from maskless.nn.maskgit import MaskGIT
@@ -26,16 +26,16 @@ def serves(network: nn.Module) -> bool:
     return isinstance(network, CausalTransformer | MaskGIT)
 
 
-def fold(network: nn.Module, dtype: torch.dtype) -> Body:
-    """The body of a network, in a precision."""
+def fold(network: nn.Module, dtype: torch.dtype) -> Backbone:
+    """The backbone of a network, in a precision."""
     with torch.no_grad():
         if next(network.parameters()).dtype != torch.float32:
             network = copy.deepcopy(network).float()  # weights are folded in float32
         if isinstance(network, PartitionTransformer):
-            return PartitionBody(network, dtype)
+            return PartitionBackbone(network, dtype)
         if isinstance(network, MaskedTransformer):
-            return MaskedBody(network, dtype)
+            return MaskedBackbone(network, dtype)
         if isinstance(network, MaskGIT):
-            return MaskGITBody(network, dtype)
+            return MaskGITBackbone(network, dtype)
         assert isinstance(network, CausalTransformer)
-        return CausalBody(network, dtype)
+        return CausalBackbone(network, dtype)

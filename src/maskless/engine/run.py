@@ -1,4 +1,4 @@
-"""A batch at work: a board on the device, and on CUDA each step captured as a graph and replayed.
+"""A batch at work: its state on the device, and on CUDA each step captured as a graph and replayed.
 
 A step whose rows all have the same counts has shapes that are known beforehand, so it can be captured: a step of a kind
 that is new is computed at once, the second of its kind is captured, and later ones are replayed. A model whose encoded
@@ -19,8 +19,8 @@ from torch import Tensor
 from maskless import logits as lg
 from maskless.draw import DRAW, Filter, Truncation
 from maskless.engine import kernels
-from maskless.engine.board import Board
-from maskless.engine.bodies import Body, CausalBody, PartitionBody
+from maskless.engine.backbones import Backbone, CausalBackbone, PartitionBackbone
+from maskless.engine.batch_state import BatchState
 from maskless.engine.graphs import Graphs
 from maskless.plans import Plan
 from maskless.problems import Offsets
@@ -52,8 +52,8 @@ class RowsToDecide:
     weights: Tensor | None = None  # (B, K) of the guidance
     warm: Tensor | None = None  # (B, K) which steps draw at half the sharpness
 
-    def by_slot(self, values: Tensor) -> Tensor:
-        """The value of the step that decides each slot.  (B, K) -> (B, L)"""
+    def by_column(self, values: Tensor) -> Tensor:
+        """The value of the step that decides each column.  (B, K) -> (B, L)"""
         return values.gather(1, self.plan.came().gather(1, self.plan.order).clamp_min(0))
 
 
@@ -86,73 +86,75 @@ class Rounded:
 class BatchRun:
     """One kind of batch at work: static buffers, a stream of its own, and the captured steps.
 
-    With guidance the board holds every row twice: with its label, and B rows further on with the label dropped. What is
+    With guidance the state holds every row twice: with its label, and B rows further on with the label dropped. What is
     decided is copied from the first half to the second.
     """
 
-    def __init__(self, body: Body, kind: Kind, *, device: torch.device, graphs: bool):
-        self.body, self.rows, self.guided = body, kind.rows, kind.guided
-        slots, ragged = kind.length + body.lead, kind.rows > 1 and not isinstance(body, CausalBody)
-        self.grain = min(GRAIN, slots // 2) if graphs and ragged and not kind.guided else 0
+    def __init__(self, backbone: Backbone, kind: Kind, *, device: torch.device, graphs: bool):
+        self.backbone, self.rows, self.guided = backbone, kind.rows, kind.guided
+        columns, ragged = kind.length + backbone.lead, kind.rows > 1 and not isinstance(backbone, CausalBackbone)
+        self.grain = min(GRAIN, columns // 2) if graphs and ragged and not kind.guided else 0
         # A spare row rounds ragged steps up, so that they can be captured too.
         every = 2 * kind.rows if kind.guided else kind.rows + (1 if self.grain else 0)
-        self.board, self.memory = Board.empty(every, slots, device), body.open(every, slots, kind.keeps)
+        self.state = BatchState.empty(every, columns, device)
+        self.cache = backbone.new_cache(every, columns, kind.keeps)
         wide = torch.float32 if device.type == "mps" else torch.float64
-        self.u = torch.zeros(every, slots, dtype=wide, device=device)
-        self.sharp = torch.ones(every, slots, device=device) if kind.warm else None
-        self.weight = torch.zeros(every, slots, device=device) if kind.guided else None
-        self.fixed = torch.zeros(kind.rows, slots, dtype=torch.bool, device=device)
+        self.u = torch.zeros(every, columns, dtype=wide, device=device)
+        self.sharp = torch.ones(every, columns, device=device) if kind.warm else None
+        self.weight = torch.zeros(every, columns, device=device) if kind.guided else None
+        self.fixed = torch.zeros(kind.rows, columns, dtype=torch.bool, device=device)
         self.largest = torch.zeros((), dtype=torch.long, device=device)  # id that was drawn
         self.segments = torch.arange(every + 1, dtype=torch.int32, device=device)
         self.bounds = torch.zeros(2, every + 1, dtype=torch.int32, device=device)
-        self.bias = body.head.bias.index_fill(0, torch.tensor(kind.never, dtype=torch.long, device=device), -torch.inf)
+        never = torch.tensor(kind.never, dtype=torch.long, device=device)
+        self.bias = backbone.head.bias.index_fill(0, never, -torch.inf)
         self.stream = torch.cuda.Stream(device) if device.type == "cuda" else None
         self.graphs: Graphs[Equal | Rounded] | None = Graphs() if graphs else None
 
     def decided(self) -> Tensor:
         """The tokens, in the order of the plan; an error where none could be drawn.  -> (B, L)"""
         with torch.cuda.stream(self.stream):
-            tokens = self.board.tokens[: self.rows, self.body.lead :].cpu()
-            lg.check_drawn(int(self.largest), self.body.head.vocab)
+            tokens = self.state.tokens[: self.rows, self.backbone.lead :].cpu()
+            lg.check_drawn(int(self.largest), self.backbone.head.vocab)
             return tokens
 
     def begin(self, task: RowsToDecide, known: Tensor, filter: Filter) -> None:
         """Lay out the rows; what is given stands at the front, and the first `known` (B,) of each row count."""
-        body, board, device, rows = self.body, self.board, self.board.at.device, self.rows
-        self.filter, order, lead = filter, task.plan.order, body.lead
+        backbone, state, device, rows = self.backbone, self.state, self.state.at.device, self.rows
+        self.filter, order, lead = filter, task.plan.order, backbone.lead
 
         def put(buffer: Tensor, values: Tensor) -> None:
             values = values.to(buffer.dtype).to(device)
             for half in range(2 if self.guided else 1):
                 buffer[half * rows : (half + 1) * rows] = values
 
-        put(board.tokens[:, lead:], task.tokens.gather(1, order))
-        put(board.order[:, lead:], order + body.places)
+        put(state.tokens[:, lead:], task.tokens.gather(1, order))
+        put(state.order[:, lead:], order + backbone.places)
         put(self.u[:, lead:], lg.uniforms(task.keys[:, None], order, DRAW))
-        put(board.at, known + lead)
+        put(state.at, known + lead)
         self.largest.zero_()
         if self.sharp is not None and task.warm is not None:
-            put(self.sharp[:, lead:], torch.where(task.by_slot(task.warm), 0.5, 1.0))
+            put(self.sharp[:, lead:], torch.where(task.by_column(task.warm), 0.5, 1.0))
         if self.weight is not None and task.weights is not None:
-            put(self.weight[:, lead:], task.by_slot(task.weights))
-        if isinstance(body, PartitionBody | CausalBody) and lead:
-            ids, positions = body.first(task.plan)
-            put(board.tokens[:, 0], ids)
-            put(board.order[:, 0], positions)
-        if isinstance(body, CausalBody):
+            put(self.weight[:, lead:], task.by_column(task.weights))
+        if isinstance(backbone, PartitionBackbone | CausalBackbone) and lead:
+            ids, positions = backbone.first(task.plan)
+            put(state.tokens[:, 0], ids)
+            put(state.order[:, 0], positions)
+        if isinstance(backbone, CausalBackbone):
             columns = torch.arange(order.shape[1])
             fixed = (columns < task.plan.ends[:, :1]) | (columns >= task.plan.ends[:, -1:])
             self.fixed[:, lead:] = fixed.to(device)
         labels = task.labels
         if self.guided:
-            assert body.dropped is not None
-            labels = torch.cat([labels, torch.full_like(labels, body.dropped)])
-        self.memory.norms.label(labels)
+            assert backbone.dropped is not None
+            labels = torch.cat([labels, torch.full_like(labels, backbone.dropped)])
+        self.cache.norms.label(labels)
         if self.stream is not None:
             self.stream.wait_stream(torch.cuda.current_stream())
 
     def step(self, starts: Tensor, ends: Tensor, context: Tensor, whole: bool, guided: bool = False) -> None:
-        """Decide the slots from starts to ends; context (B,): how many of the last known tokens to encode.
+        """Decide the columns from starts to ends; context (B,): how many of the last known tokens to encode.
 
         whole: they are all that is known. guided: with the second half of the rows.
         """
@@ -176,7 +178,7 @@ class BatchRun:
             bounds[1:] = torch.cat([ends, torch.tensor([total])]).to(bounds)
             longest = max(int(lengths.max()), total - int(ends[-1]))
             spans.append((total, 1 << (longest - 1).bit_length()))
-        self.board.at[self.rows :] = self.grain
+        self.state.at[self.rows :] = self.grain
         return Rounded(*spans)
 
     def _play(self, shape: Equal | Rounded) -> None:
@@ -198,35 +200,35 @@ class BatchRun:
         return Offsets(self.segments[: rows + 1] * length, rows * length, length, equal=True)
 
     def _packed(self, lengths: Tensor) -> Offsets:
-        device = self.board.at.device
+        device = self.state.at.device
         return replace(Offsets.from_lengths(lengths), equal=False).map(lambda x: x.to(device))
 
     def _step(self, context: Offsets, targets: Offsets, whole: bool) -> None:
-        board, rows = self.board, self.rows
-        x, at = self.memory(board, context, targets, whole)
-        logits = kernels.logits_of(x, self.body.head.weight)
+        state, rows = self.state, self.rows
+        x, at = self.cache.forward(state, context, targets, whole)
+        logits = kernels.logits_of(x, self.backbone.head.weight)
         if self.guided and len(targets) > rows:  # both halves have the same targets
             at = at[: len(at) // 2]
         drawn = self._draw(logits, at)
         torch.maximum(self.largest, drawn.amax(), out=self.largest)  # looked at in the end: a step waits for nothing
-        drawn.clamp_(max=self.body.head.vocab - 1)
-        if isinstance(self.body, CausalBody):  # it reads along where the prompt is longer than the shortest
-            drawn = torch.where(self.fixed.view(-1)[at], board.at_index(at)[1], drawn)
-        board.tokens.view(-1).index_copy_(0, at, drawn)
-        board.at[: len(targets)] += targets.longest if targets.equal else targets.bounds.diff()
+        drawn.clamp_(max=self.backbone.head.vocab - 1)
+        if isinstance(self.backbone, CausalBackbone):  # it reads along where the prompt is longer than the shortest
+            drawn = torch.where(self.fixed.view(-1)[at], state.at_index(at)[1], drawn)
+        state.tokens.view(-1).index_copy_(0, at, drawn)
+        state.at[: len(targets)] += targets.longest if targets.equal else targets.bounds.diff()
         if self.guided:
-            board.tokens[rows:] = board.tokens[:rows]
-            board.at[rows:] = board.at[:rows]
+            state.tokens[rows:] = state.tokens[:rows]
+            state.at[rows:] = state.at[:rows]
 
     def _draw(self, logits: Tensor, at: Tensor) -> Tensor:
         """logits (U, V) of the targets at index (U,), or (2U, V): with the labels, and after them without."""
-        filter, vocab = self.filter, self.body.head.vocab
+        filter, vocab = self.filter, self.backbone.head.vocab
         weight = self.weight if len(logits) > len(at) else None
         u, sharp, weight = (None if x is None else x.view(-1).index_select(0, at) for x in (self.u, self.sharp, weight))
         assert u is not None
         if isinstance(filter, Truncation) and filter.top_k is None and filter.top_p in (None, 1):
             return kernels.draw(logits, self.bias, filter.temperature, u, sharp, weight)
-        rows, positions = at // len(self.board.columns), self.board.at_index(at)[0] - self.body.places
+        rows, positions = at // len(self.state.columns), self.state.at_index(at)[0] - self.backbone.places
         combined = kernels.combine(logits, self.bias, sharp, weight)[:, :vocab]
         return lg.draw(filter(combined, rows, positions), u)
 

@@ -80,7 +80,7 @@ def attention(
     return _padded(q, k, v, q_offsets, k_offsets, causal, stairs)
 
 
-def turned_attention(
+def rotary_attention(
     x: Tensor,
     memory: Tensor | None,
     ends: tuple[Offsets, Offsets],
@@ -97,9 +97,9 @@ def turned_attention(
     q, k, v = (*x.unbind(1), *(() if memory is None else memory.unbind(1)))
     regular = ends[0].equal and ends[1].equal and stairs is None
     if not regular and len(q) and len(k) and _fits_kernels(q):
-        turns = (rope.contiguous() for rope in ropes)
+        tables = (rope.contiguous() for rope in ropes)
         steps = (None, None) if stairs is None else (stairs.seen, stairs.askers)
-        out = KERNELS.attend_turned(x, memory, *turns, ends[0].bounds, ends[1].bounds, *steps, causal)[0]
+        out = KERNELS.attend_rotated(x, memory, *tables, ends[0].bounds, ends[1].bounds, *steps, causal)[0]
         assert isinstance(out, Tensor)
         return out
     return attention(rotate(q, ropes[0]), rotate(k, ropes[1]), v, *ends, causal=causal, stairs=stairs)

@@ -18,7 +18,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from maskless.nn.attention import KERNELS, Stairs, has_kernels, turned_attention
+from maskless.nn.attention import KERNELS, Stairs, has_kernels, rotary_attention
 from maskless.problems import Offsets
 
 Weights = tuple[Tensor, Tensor | None]
@@ -244,7 +244,7 @@ class SelfBlock(nn.Module):
         shift1, scale1, gate1, *modulation2 = self.modulation(condition, offsets)
         qkv = F.linear(*modulated(normalise(x), self.qkv, self.norm1, shift1, scale1))
         qkv = qkv.unflatten(1, (3, self.heads, -1))
-        a = turned_attention(qkv, None, (offsets, offsets), (rope, rope), causal=self.causal)
+        a = rotary_attention(qkv, None, (offsets, offsets), (rope, rope), causal=self.causal)
         x = x + dropout(gated(a.flatten(1), self.out, gate1), self.dropout, self.training)
         return x + dropout(self.mlp(x, self.norm2, *modulation2), self.dropout, self.training)
 
@@ -278,7 +278,7 @@ class CrossBlock(nn.Module):
         shift1, scale1, gate1, *modulation2 = self.modulation(condition, ends[0])
         q = F.linear(*modulated(normalise(x), self.q, self.norm_q, shift1, scale1)).unflatten(1, (1, self.heads, -1))
         kv = F.linear(memory, *fold_in(self.kv, self.norm_kv)).unflatten(1, (2, self.heads, -1))
-        a = turned_attention(q, kv, ends, ropes, stairs=stairs)
+        a = rotary_attention(q, kv, ends, ropes, stairs=stairs)
         x = x + dropout(gated(a.flatten(1), self.out, gate1), self.dropout, self.training)
         return x + dropout(self.mlp(x, self.norm2, *modulation2), self.dropout, self.training)
 

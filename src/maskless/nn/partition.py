@@ -14,7 +14,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from maskless.nn.attention import Stairs, rotary_table, turned_attention
+from maskless.nn.attention import Stairs, rotary_attention, rotary_table
 from maskless.nn.blocks import (
     ClassCondition,
     ConstantCondition,
@@ -212,7 +212,7 @@ class GroupSwap(nn.Module):
         query = self.norm(query)
         q = self.q(query).unflatten(1, (1, self.heads, -1))
         kv = self.kv(memory).unflatten(1, (2, self.heads, -1))
-        a = turned_attention(q, kv, ends, ropes, stairs=stairs)
+        a = rotary_attention(q, kv, ends, ropes, stairs=stairs)
         found: Tensor = self.out(a.flatten(1))
         return found if (own := self.kept(query)) is None else own + found
 
@@ -240,14 +240,14 @@ def segment_logsumexp(x: Tensor, offsets: Offsets) -> Tensor:
 
 
 def rotary_grid(rows: int, columns: int, width: int, before: int) -> Tensor:
-    """As `rotary_table`, where half of the frequencies turn by row and half by column.  -> (n, 2, d/2)
+    """As `rotary_table`, where half of the frequencies rotate by row and half by column.  -> (n, 2, d/2)
 
     The tokens stand at rows and columns from 1 on; the `before` ones (registers, BOS) are all at row 0 and column 0.
     """
     cell = torch.arange(rows * columns)
     row, column = (F.pad(1 + axis, (before, 0)) for axis in (cell // columns, cell % columns))
-    turns = rotary_table(1 + rows, width // 2)[row], rotary_table(1 + columns, width // 2)[column]
-    return torch.cat(turns, -1)
+    tables = rotary_table(1 + rows, width // 2)[row], rotary_table(1 + columns, width // 2)[column]
+    return torch.cat(tables, -1)
 
 
 def sinusoids(length: int, width: int) -> Tensor:

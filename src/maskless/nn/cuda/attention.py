@@ -15,7 +15,7 @@ import triton.language as tl
 from torch import Tensor, float32
 
 TILE = 64  # queries or keys: the best of six measured on an H200, for each of the kernels
-TOKENS = 4  # that a program turns
+TOKENS = 4  # that a program rotates
 
 
 def attend(
@@ -36,24 +36,24 @@ def attend(
     return out, sums
 
 
-@torch.library.custom_op("maskless::attend_turned", mutates_args=())
-def attend_turned(
+@torch.library.custom_op("maskless::attend_rotated", mutates_args=())
+def attend_rotated(
     x: Tensor,
     memory: Tensor | None,
-    q_turn: Tensor,
-    k_turn: Tensor,
+    q_rope: Tensor,
+    k_rope: Tensor,
     q_bounds: Tensor,
     k_bounds: Tensor,
     seen: Tensor | None,
     askers: Tensor | None,
     causal: bool,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """As `attention.turned_attention`; and what its gradient needs: sums, and queries and keys as they were turned.
+    """As `attention.rotary_attention`; and what its gradient needs: sums, and queries and keys after RoPE.
 
     seen (Tq,) and askers (Tk,): of stairs.  -> (Tq, h, d), (h, Tq), (Tq, h, d), (Tk, h, d)
     """
     q, k, v = parts(x, memory)
-    q, k = _turned(q, q_turn), _turned(k, k_turn)
+    q, k = _rotated(q, q_rope), _rotated(k, k_rope)
     return *attend(q, k, v, q_bounds, k_bounds, seen, causal), q, k
 
 
@@ -63,15 +63,15 @@ def parts(x: Tensor, memory: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:
     return q, k, v
 
 
-def _turned(x: Tensor, turn: Tensor) -> Tensor:
+def _rotated(x: Tensor, rope: Tensor) -> Tensor:
     (T, h, d), (xt, xh) = x.shape, _strides(x)
     out = x.new_empty(T, h, d)
-    _turn[(triton.cdiv(T, TOKENS),)](x, turn, out, T, xt, xh, h, triton.next_power_of_2(h), d, TOKENS, num_warps=4)
+    _rotate[(triton.cdiv(T, TOKENS),)](x, rope, out, T, xt, xh, h, triton.next_power_of_2(h), d, TOKENS, num_warps=4)
     return out
 
 
-@torch.library.custom_op("maskless::attend_turned_backward", mutates_args=())
-def attend_turned_backward(
+@torch.library.custom_op("maskless::attend_rotated_backward", mutates_args=())
+def attend_rotated_backward(
     g: Tensor,
     x: Tensor,
     memory: Tensor | None,
@@ -79,17 +79,17 @@ def attend_turned_backward(
     k: Tensor,
     out: Tensor,
     sums: Tensor,
-    q_turn: Tensor,
-    k_turn: Tensor,
+    q_rope: Tensor,
+    k_rope: Tensor,
     q_bounds: Tensor,
     k_bounds: Tensor,
     seen: Tensor | None,
     askers: Tensor | None,
     causal: bool,
 ) -> tuple[Tensor, Tensor]:
-    """Gradients of x and, if there is one, of the memory, written where they belong; q and k are as turned.
+    """Gradients of x and, if there is one, of the memory, written where they belong; q and k are after RoPE.
 
-    Gradients of queries and keys are turned back on the way.
+    Gradients of queries and keys are rotated back on the way.
     """
     (T, h, d), Tk, v = q.shape, len(k), parts(x, memory)[2]
     dx = x.new_empty(x.shape)
@@ -100,10 +100,10 @@ def attend_turned_backward(
     ends, sizes = (q_bounds, k_bounds), (T, Tk, len(q_bounds) - 1)
     rest = *sizes, scale / math.log(2), scale, *strides
     # It finds the dots of outputs and their gradients, which come next.
-    _queries[q_grid](q, k, v, g, out, dq, sums, dots, q_turn, dq.stride(0), *ends, seen, *rest, **meta, num_stages=3)
+    _queries[q_grid](q, k, v, g, out, dq, sums, dots, q_rope, dq.stride(0), *ends, seen, *rest, **meta, num_stages=3)
     # With 168 registers three programs share a multiprocessor, which makes them a tenth faster.
     how = {"num_stages": 2, "maxnreg": 168}
-    _keys[k_grid](q, k, v, g, dk, dv, sums, dots, k_turn, dk.stride(0), *ends, askers, *rest, **how, **meta)
+    _keys[k_grid](q, k, v, g, dk, dv, sums, dots, k_rope, dk.stride(0), *ends, askers, *rest, **how, **meta)
     return dx, d_memory
 
 
@@ -119,13 +119,13 @@ def _meta(q: Tensor, bounds: Tensor, causal: bool, seen: Tensor | None) -> dict[
     return {"D": q.shape[2], **modes, "BITS": bits, "TILE": TILE, "num_warps": 4}
 
 
-@attend_turned.register_fake
+@attend_rotated.register_fake
 def _(x, memory, *_):
     (T, _, h, d), Tk = x.shape, (x if memory is None else memory).shape[0]  # `len` would fix it in what is compiled
     return x.new_empty(T, h, d), x.new_empty(h, T, dtype=float32), x.new_empty(T, h, d), x.new_empty(Tk, h, d)
 
 
-@attend_turned_backward.register_fake
+@attend_rotated_backward.register_fake
 def _(g, x, memory, *_):
     return x.new_empty(x.shape), x.new_empty(0 if memory is None else memory.shape)
 
@@ -139,11 +139,11 @@ def _keep(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None
 def _gradients(ctx: Any, g: Tensor, *_: Tensor) -> tuple[Tensor | None, ...]:
     g = g if g.stride(2) == 1 else g.contiguous()
     x, memory, *others = ctx.saved_tensors
-    dx, d_memory = attend_turned_backward(g, x, memory, *others, ctx.causal)
+    dx, d_memory = attend_rotated_backward(g, x, memory, *others, ctx.causal)
     return dx, None if memory is None else d_memory, *[None] * 7
 
 
-attend_turned.register_autograd(_gradients, setup_context=_keep)
+attend_rotated.register_autograd(_gradients, setup_context=_keep)
 
 
 @triton.jit
@@ -192,12 +192,12 @@ def _put(x, values, at, stride, stop, D: tl.constexpr):
 
 
 @triton.jit
-def _put_back(x, values, turn, at, stride, stop, D: tl.constexpr):
-    """The same of gradients, turned back by the angles that what they belong to was turned by."""
+def _put_back(x, values, rope, at, stride, stop, D: tl.constexpr):
+    """The same of gradients, rotated back by the angles that what they belong to was rotated by."""
     half: tl.constexpr = D // 2
     real, columns = at[:, None] < stop, tl.arange(0, half)[None, :]
     a, b = tl.split(values.reshape(values.shape[0], 2, half).permute(0, 2, 1))
-    angle = turn + at.to(tl.int64)[:, None] * D + columns
+    angle = rope + at.to(tl.int64)[:, None] * D + columns
     cos, sin = tl.load(angle, real, 0.0), tl.load(angle + half, real, 0.0)
     to = x + at.to(tl.int64)[:, None] * stride + tl.program_id(1) * D + columns
     tl.store(to, (a * cos + b * sin).to(x.dtype.element_ty), real)
@@ -205,15 +205,15 @@ def _put_back(x, values, turn, at, stride, stop, D: tl.constexpr):
 
 
 @triton.jit
-def _turn(
-    x, turn, out, T, xt, xh, h, HEADS: tl.constexpr, D: tl.constexpr, TOKENS: tl.constexpr
+def _rotate(
+    x, rope, out, T, xt, xh, h, HEADS: tl.constexpr, D: tl.constexpr, TOKENS: tl.constexpr
 ):  # fmt: skip
-    """Queries or keys by their angles, halves of a head paired, into a contiguous array."""
+    """Queries or keys after RoPE, halves of a head paired, into a contiguous array."""
     half: tl.constexpr = D // 2
     at = (tl.program_id(0) * TOKENS + tl.arange(0, TOKENS)).to(tl.int64)[:, None, None]
     head, column = tl.arange(0, HEADS)[None, :, None], tl.arange(0, half)[None, None, :]
     real = (at < T) & (head < h) & (column < half)
-    angle = turn + at * D + column
+    angle = rope + at * D + column
     cos, sin = tl.load(angle, at < T, 0.0), tl.load(angle + half, at < T, 0.0)  # (tokens, 1, half)
     source, to = x + at * xt + head * xh + column, out + (at * h + head) * D + column
     a, b = tl.load(source, real, 0.0).to(tl.float32), tl.load(source + half, real, 0.0).to(tl.float32)
@@ -270,7 +270,7 @@ def _seen(state, q, k, v, kt, vt, first, stop, begin, end, scale, MASKED: tl.con
 
 @triton.jit
 def _keys(
-    q, k, v, g, dk, dv, sums, dots, turn, stride, q_bounds, k_bounds, stairs, T, Tk, S, scale, natural,
+    q, k, v, g, dk, dv, sums, dots, rope, stride, q_bounds, k_bounds, stairs, T, Tk, S, scale, natural,
     qt, qh, kt, kh, vt, vh, gt, gh,
     D: tl.constexpr, CAUSAL: tl.constexpr, STAIRS: tl.constexpr, BITS: tl.constexpr, TILE: tl.constexpr,
 ):  # fmt: skip
@@ -287,7 +287,7 @@ def _keys(
     state = _asked(state, keys, values, q, g, sums, dots, qt, gt, first, plain, begin, end, scale, True)
     state = _asked(state, keys, values, q, g, sums, dots, qt, gt, plain, full, begin, end, scale, False)
     x, y = _asked(state, keys, values, q, g, sums, dots, qt, gt, full, stop, begin, end, scale, True)
-    _put_back(dk, x * natural, turn, at, stride, Tk, D)
+    _put_back(dk, x * natural, rope, at, stride, Tk, D)
     _put(dv, y, at, stride, Tk, D)
 
 
@@ -314,7 +314,7 @@ def _asked(state, k, v, q, g, sums, dots, qt, gt, first, stop, begin, end, scale
 
 @triton.jit
 def _queries(
-    q, k, v, g, out, dq, sums, dots, turn, stride, q_bounds, k_bounds, stairs, T, Tk, S, scale, natural,
+    q, k, v, g, out, dq, sums, dots, rope, stride, q_bounds, k_bounds, stairs, T, Tk, S, scale, natural,
     qt, qh, kt, kh, vt, vh, gt, gh,
     D: tl.constexpr, CAUSAL: tl.constexpr, STAIRS: tl.constexpr, BITS: tl.constexpr, TILE: tl.constexpr,
 ):  # fmt: skip
@@ -331,7 +331,7 @@ def _queries(
     x = tl.zeros((TILE, D), tl.float32)
     x = _looked(x, queries, gradient, normal, dot, k, v, kt, vt, first, full, begin, end, scale, False)
     x = _looked(x, queries, gradient, normal, dot, k, v, kt, vt, full, stop, begin, end, scale, True)
-    _put_back(dq, x * natural, turn, at, stride, T, D)
+    _put_back(dq, x * natural, rope, at, stride, T, D)
 
 
 @triton.jit

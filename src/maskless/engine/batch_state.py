@@ -1,6 +1,6 @@
-"""The state of a batch on the device: who is known, in which order, and where the next ones are.
+"""The state of a batch on the device: which tokens are known, in which order, and where the next ones are.
 
-Shapes: B rows, N slots of a row, S rows of a span.
+Shapes: B rows, N columns of a row, S rows of a span.
 """
 
 from __future__ import annotations
@@ -15,36 +15,35 @@ from maskless.problems import Offsets
 
 
 @dataclass
-class Board:
+class BatchState:
     """The rows of a batch on the device; everything stands in the order in which it becomes known."""
 
     order: Tensor  # (B, N) positions
     tokens: Tensor  # (B, N) ids
     at: Tensor  # (B,) int32, how many are known
-    starts: Tensor  # (B,) int32, where each row begins in the flat board
+    starts: Tensor  # (B,) int32, where each row begins in the flattened batch
     columns: Tensor  # (N,) 0, 1, ...
 
     @staticmethod
-    def empty(rows: int, slots: int, device: torch.device) -> Board:
-        order, tokens = torch.zeros(2, rows, slots, dtype=torch.long, device=device)
+    def empty(rows: int, columns: int, device: torch.device) -> BatchState:
+        order, tokens = torch.zeros(2, rows, columns, dtype=torch.long, device=device)
         at = torch.zeros(rows, dtype=torch.int32, device=device)
-        starts = torch.arange(rows, dtype=torch.int32, device=device) * slots
-        return Board(order, tokens, at, starts, torch.arange(slots, device=device))
+        starts = torch.arange(rows, dtype=torch.int32, device=device) * columns
+        return BatchState(order, tokens, at, starts, torch.arange(columns, device=device))
 
     def last(self, span: Offsets) -> Tensor:
-        """Where in the flat board the last known tokens are, as many of each row as the span says.  -> (total,)"""
+        """Where in the flattened batch the last known tokens are, as many of each row as the span says.  -> (total,)"""
         S = len(span)
         length = span.longest if span.equal else span.bounds.diff()
         return self._index(span, self.starts[:S] + self.at[:S] - length)
 
     def next(self, span: Offsets) -> Tensor:
-        """Where in the flat board the first unknown ones are."""
+        """Where in the flattened batch the first unknown ones are."""
         return self._index(span, self.starts[: len(span)] + self.at[: len(span)])
 
     def following(self, span: Offsets) -> Tensor:
-        """Where in the flat board what follows each of the last known ones is, as many of each row as the span says."""
-        length = span.longest if span.equal else span.bounds.diff()
-        return self._index(span, self.starts[: len(span)] + self.at[: len(span)] - length + 1)
+        """Where in the flattened batch what follows each of the last known tokens is, as many as the span says."""
+        return self.last(span) + 1
 
     def _index(self, span: Offsets, begin: Tensor) -> Tensor:
         if span.equal:

@@ -1,12 +1,12 @@
-"""Seats: logits of sequences that come and go are those of the network, and a step encodes only what is new."""
+"""KV slots: logits of sequences that come and go are those of the network, and a step encodes only what is new."""
 
 import random
 
 import pytest
 import torch
 
-from maskless.engine import Engine, bodies
-from maskless.engine.seats import FEWEST, Question, Seats, keeps
+from maskless.engine import Engine, backbones
+from maskless.engine.kv_slots import FEWEST, KVSlots, SlotQuery, keeps
 from maskless.nn.partition import PartitionConfig, PartitionTransformer
 from maskless.problems import dense
 
@@ -45,7 +45,7 @@ class Grower:
 
     def ask(self):
         self.end = min(LENGTH, self.start + self.rng.randint(1, self.most))
-        return Question(self, self.tokens, self.order, self.start, self.end, self.label)
+        return SlotQuery(self, self.tokens, self.order, self.start, self.end, self.label)
 
     def grow(self):
         self.start = self.end
@@ -61,18 +61,18 @@ class Grower:
 
 def test_logits_are_the_networks_own_whoever_comes_and_goes(network):
     causal, labelled = not isinstance(network, PartitionTransformer), getattr(network.config, "classes", None)
-    rng, seats, there = random.Random(0), Seats(Engine(network), LENGTH), []
+    rng, slots, there = random.Random(0), KVSlots(Engine(network), LENGTH), []
     for step in range(60):
         if step < 40:
             there += [Grower(rng, causal, labelled) for _ in range(rng.randint(0, 3))]
         there = [one for one in there if rng.random() > 0.1]  # some leave before they are done
-        seats.keep(set(there))
-        assert set(seats.owners) <= set(there)
+        slots.keep(set(there))
+        assert set(slots.owners) <= set(there)
         rng.shuffle(there)
         some = there[: rng.randint(1, len(there))] if there else []  # the others wait for another call
         if not some:
             continue
-        logits = seats.logits([one.ask() for one in some])
+        logits = slots.logits([one.ask() for one in some])
         expected = torch.cat([one.alone(network) for one in some])
         finite = expected.isfinite()
         assert torch.equal(finite, logits.isfinite())
@@ -82,53 +82,53 @@ def test_logits_are_the_networks_own_whoever_comes_and_goes(network):
 
 
 def test_a_step_encodes_only_what_is_new(tiny, monkeypatch):
-    counted, plain = [], bodies.Encoder.__call__
+    counted, plain = [], backbones.Encoder.__call__
 
-    def counting(self, board, norms, context, *rest):
+    def counting(self, state, norms, context, *rest):
         counted.append(context.total)
-        return plain(self, board, norms, context, *rest)
+        return plain(self, state, norms, context, *rest)
 
-    monkeypatch.setattr(bodies.Encoder, "__call__", counting)
-    seats = Seats(Engine(tiny("ordered", length=LENGTH)), LENGTH)
+    monkeypatch.setattr(backbones.Encoder, "__call__", counting)
+    slots = KVSlots(Engine(tiny("ordered", length=LENGTH)), LENGTH)
     order = torch.arange(LENGTH)
     for step in range(4):
-        seats.logits([Question(n, order, order, 1 + 2 * step + n, 3 + 2 * step + n) for n in (0, 1)])
+        slots.logits([SlotQuery(n, order, order, 1 + 2 * step + n, 3 + 2 * step + n) for n in (0, 1)])
     assert counted == [1 + 2, 2 + 2, 2 + 2, 2 + 2]
 
 
 def test_a_step_that_fails_changes_nothing(network, monkeypatch):
     causal, labelled = not isinstance(network, PartitionTransformer), getattr(network.config, "classes", None)
-    rng, seats = random.Random(1), Seats(Engine(network), LENGTH)
+    rng, slots = random.Random(1), KVSlots(Engine(network), LENGTH)
     old, new = ([Grower(rng, causal, labelled) for _ in range(3)] for _ in range(2))
-    seats.logits([one.ask() for one in old])
+    slots.logits([one.ask() for one in old])
     assert all(one.grow() for one in old)
     asks = [one.ask() for one in [*new, *old]]
     with monkeypatch.context() as patch:
-        patch.setattr(bodies.kernels, "logits_of", lambda *_: 1 / 0)
+        patch.setattr(backbones.kernels, "logits_of", lambda *_: 1 / 0)
         with pytest.raises(ZeroDivisionError):
-            seats.logits(asks)
+            slots.logits(asks)
     expected = torch.cat([one.alone(network) for one in [*new, *old]])
     finite = expected.isfinite()
-    torch.testing.assert_close(seats.logits(asks)[finite], expected[finite], rtol=1e-4, atol=1e-4)
+    torch.testing.assert_close(slots.logits(asks)[finite], expected[finite], rtol=1e-4, atol=1e-4)
 
 
-def test_seats_grow_with_the_guests_and_are_given_back(tiny):
-    seats = Seats(Engine(tiny("ordered", length=LENGTH)), LENGTH)
+def test_slots_grow_with_the_guests_and_are_given_back(tiny):
+    slots = KVSlots(Engine(tiny("ordered", length=LENGTH)), LENGTH)
     order = torch.arange(LENGTH)
-    seats.logits([Question(n, order, order, 1, 2) for n in range(FEWEST + 1)])
-    assert seats.table.rows == 2 * FEWEST
-    assert seats.size == LENGTH * 2 * (2 + 1 + 2) * 16 * 4  # keys and values of encoder, GroupSwap and decoder
-    assert sum(cache.nbytes for cache in seats.table.memory.caches) == 2 * FEWEST * seats.size
-    seats.keep(())
-    assert seats.table is None
+    slots.logits([SlotQuery(n, order, order, 1, 2) for n in range(FEWEST + 1)])
+    assert slots.pool.slots == 2 * FEWEST
+    assert slots.size == LENGTH * 2 * (2 + 1 + 2) * 16 * 4  # keys and values of encoder, GroupSwap and decoder
+    assert sum(tensor.nbytes for tensor in slots.pool.cache.tensors) == 2 * FEWEST * slots.size
+    slots.keep(())
+    assert slots.pool is None
 
 
-def test_no_more_seats_are_made_than_there_is_memory_for(tiny):
+def test_no_more_slots_are_made_than_there_is_memory_for(tiny):
     engine, order = Engine(tiny("ordered", length=LENGTH)), torch.arange(LENGTH)
-    size = Seats(engine, LENGTH).size
-    seats = Seats(engine, LENGTH, memory=3 * size + 1)
-    seats.logits([Question(n, order, order, 1, 2) for n in range(2)])
-    assert seats.table.rows == seats.most == 3
+    size = KVSlots(engine, LENGTH).size
+    slots = KVSlots(engine, LENGTH, memory=3 * size + 1)
+    slots.logits([SlotQuery(n, order, order, 1, 2) for n in range(2)])
+    assert slots.pool.slots == slots.most == 3
 
 
 def test_what_changes_with_each_token_cannot_be_kept(tiny):
@@ -136,4 +136,4 @@ def test_what_changes_with_each_token_cannot_be_kept(tiny):
         engine = Engine(tiny(kind))
         assert not keeps(engine)
         with pytest.raises(ValueError, match="expected ordered context, or causal"):
-            Seats(engine, 8)
+            KVSlots(engine, 8)

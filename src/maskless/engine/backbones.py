@@ -1,9 +1,10 @@
 """What the engine computes in a step: what the head reads at the targets, of each kind of network.
 
-Every body answers one call: given the board (who is known, in which order) it encodes the last known tokens of each
-row and returns the stream at the targets. What was encoded before lies in the body's cache, if it keeps one.
+A backbone opens a cache for a batch, whose one call goes forward: given the state (which tokens are known, in which
+order) it encodes the last known tokens of each row and returns the stream at the targets. What was encoded before lies
+in the cache's tensors, if it keeps any.
 
-Shapes: B rows, N slots of a row, T tokens that are encoded, U targets, D width, h heads, d head width.
+Shapes: B rows, N columns of a row, T tokens that are encoded, U targets, D width, h heads, d head width.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from maskless.engine import kernels
-from maskless.engine.board import Board
+from maskless.engine.batch_state import BatchState
 from maskless.engine.fold import (
     Layer,
     Readout,
@@ -37,26 +38,26 @@ from maskless.plans import Plan
 from maskless.problems import Offsets
 
 
-class Body(Protocol):
+class Backbone(Protocol):
     """One kind of network, folded."""
 
     head: Readout
     keeps: bool  # whether what was encoded stays valid, so that only new tokens need be encoded
-    lead: int  # slots of a row before its first token
+    lead: int  # columns of a row before its first token
     places: int  # positions before that of its first token
     dropped: int | None  # the label that stands for none, where there are labels
 
-    def open(self, rows: int, slots: int, keeps: bool) -> Memory: ...
+    def new_cache(self, rows: int, columns: int, keeps: bool) -> Cache: ...
 
 
-class Memory(Protocol):
-    """A body at work on a board of some size, with its buffers."""
+class Cache(Protocol):
+    """A backbone at work on a batch of some size, with its buffers."""
 
-    caches: tuple[Tensor, ...]  # (layers, 2, B, h, N, d) each; with them, a later step must encode what one left out
+    tensors: tuple[Tensor, ...]  # (layers, 2, B, h, N, d) each; with them, a later step must encode what one left out
     norms: OpenNorms
 
-    def __call__(self, board: Board, context: Offsets, targets: Offsets, whole: bool) -> tuple[Tensor, Tensor]:
-        """What the head reads at the targets, and the targets' index in the flat board.  -> (U, D), (U,)
+    def forward(self, state: BatchState, context: Offsets, targets: Offsets, whole: bool) -> tuple[Tensor, Tensor]:
+        """What the head reads at the targets, and the targets' index in the flattened batch.  -> (U, D), (U,)
 
         context: the last known tokens of each row, which are encoded now. whole: they are all that is known.
         """
@@ -81,17 +82,17 @@ class Encoder:
     heads: int
     causal: bool
 
-    def cache(self, rows: int, slots: int) -> Tensor:
+    def new_cache(self, rows: int, columns: int) -> Tensor:
         """Keys and values of all layers.  -> (layers, 2, B, h, N, d)"""
         d = self.embedding.shape[1] // self.heads
-        return self.embedding.new_zeros(len(self.layers), 2, rows, self.heads, slots, d)
+        return self.embedding.new_zeros(len(self.layers), 2, rows, self.heads, columns, d)
 
     def __call__(
-        self, board: Board, norms: OpenNorms, context: Offsets, index: Tensor, cache: Tensor | None, whole: bool
+        self, state: BatchState, norms: OpenNorms, context: Offsets, index: Tensor, cache: Tensor | None, whole: bool
     ) -> tuple[Stream, Tensor]:
-        """Stream and positions (T,) of the context, which stands at index (T,) in the flat board."""
-        positions, tokens = board.at_index(index)
-        stream, past = norms.stream(0, self.embedding.index_select(0, tokens), context), board.past(context)
+        """Stream and positions (T,) of the context, which stands at index (T,) in the flattened batch."""
+        positions, tokens = state.at_index(index)
+        stream, past = norms.stream(0, self.embedding.index_select(0, tokens), context), state.past(context)
         for number, layer in enumerate(self.layers):
             qkv = F.linear(stream.read(), *layer.enter).unflatten(1, (3, self.heads, -1))
             if cache is not None:
@@ -108,7 +109,7 @@ class Encoder:
         return stream, positions
 
 
-class PartitionBody:
+class PartitionBackbone:
     """A Partition Transformer: encoder over the context, GroupSwap, decoder at the targets.
 
     A register is one more token, which stands before the others: id V for a context without BOS, V + 1 for one with it.
@@ -148,70 +149,70 @@ class PartitionBody:
             )
         return self.vocab + known.long(), known.long()
 
-    def open(self, rows: int, slots: int, keeps: bool) -> Memory:
-        return PartitionMemory(self, rows, slots, keeps)
+    def new_cache(self, rows: int, columns: int, keeps: bool) -> Cache:
+        return PartitionCache(self, rows, columns, keeps)
 
 
-class PartitionMemory:
+class PartitionCache:
     """A Partition Transformer at work: keys and values of all layers, cached where they stay valid."""
 
-    def __init__(self, body: PartitionBody, rows: int, slots: int, keeps: bool):
-        self.body = body
-        self.norms: OpenNorms = body.norms.open(rows)
+    def __init__(self, backbone: PartitionBackbone, rows: int, columns: int, keeps: bool):
+        self.backbone = backbone
+        self.norms: OpenNorms = backbone.norms.open(rows)
         self.encoded: Tensor | None = None
-        self.caches: tuple[Tensor, ...] = ()
+        self.tensors: tuple[Tensor, ...] = ()
         if keeps:
-            first = body.swap.first
-            shape = 2, rows, body.heads, slots, first.shape[1] // body.heads
-            self.encoded = body.encoder.cache(rows, slots)
-            self.found, self.rest = first.new_zeros(1, *shape), first.new_zeros(len(body.decoder), *shape)
-            self.caches = self.encoded, self.found, self.rest
+            first = backbone.swap.first
+            shape = 2, rows, backbone.heads, columns, first.shape[1] // backbone.heads
+            self.encoded = backbone.encoder.new_cache(rows, columns)
+            self.found, self.rest = first.new_zeros(1, *shape), first.new_zeros(len(backbone.decoder), *shape)
+            self.tensors = self.encoded, self.found, self.rest
 
-    def __call__(self, board: Board, context: Offsets, targets: Offsets, whole: bool) -> tuple[Tensor, Tensor]:
-        at = board.next(targets)
-        return self._read(board, context, targets, whole, at, chain=False), at
+    def forward(self, state: BatchState, context: Offsets, targets: Offsets, whole: bool) -> tuple[Tensor, Tensor]:
+        at = state.next(targets)
+        return self._read(state, context, targets, whole, at, chain=False), at
 
-    def chain(self, board: Board, context: Offsets, targets: Offsets, whole: bool) -> Tensor:
+    def chain(self, state: BatchState, context: Offsets, targets: Offsets, whole: bool) -> Tensor:
         """What the head reads behind each of the last known tokens of a row, given all up to it.  -> (U, D)"""
-        return self._read(board, context, targets, whole, board.following(targets), chain=True)
+        return self._read(state, context, targets, whole, state.following(targets), chain=True)
 
     def _read(
-        self, board: Board, context: Offsets, targets: Offsets, whole: bool, at: Tensor, *, chain: bool
+        self, state: BatchState, context: Offsets, targets: Offsets, whole: bool, at: Tensor, *, chain: bool
     ) -> Tensor:
-        body, swap = self.body, self.body.swap
-        positions, _ = board.at_index(at)
-        (found, *rest), past = self._keys(board, context, whole)
-        q = swap.queries.index_select(0, positions).unflatten(1, (body.heads, -1))
+        backbone, swap = self.backbone, self.backbone.swap
+        positions, _ = state.at_index(at)
+        (found, *rest), past = self._keys(state, context, whole)
+        q = swap.queries.index_select(0, positions).unflatten(1, (backbone.heads, -1))
         x = swap.first.index_select(0, positions)
-        x.addmm_(kernels.attend(q, positions, body.rope, *found, targets, past, causal=chain), swap.out.t())
+        x.addmm_(kernels.attend(q, positions, backbone.rope, *found, targets, past, causal=chain), swap.out.t())
         stream = self.norms.stream(1, x, targets)
-        for layer, (k, v) in zip(body.decoder, rest, strict=True):
-            q = F.linear(stream.read(), *layer.enter).unflatten(1, (body.heads, -1))
-            leave(stream, layer, kernels.attend(q, positions, body.rope, k, v, targets, past, causal=chain))
+        for layer, (k, v) in zip(backbone.decoder, rest, strict=True):
+            q = F.linear(stream.read(), *layer.enter).unflatten(1, (backbone.heads, -1))
+            leave(stream, layer, kernels.attend(q, positions, backbone.rope, k, v, targets, past, causal=chain))
         return stream.read()
 
-    def _keys(self, board: Board, context: Offsets, whole: bool) -> tuple[list[tuple[Tensor, Tensor]], Past]:
+    def _keys(self, state: BatchState, context: Offsets, whole: bool) -> tuple[list[tuple[Tensor, Tensor]], Past]:
         """Keys and values of GroupSwap and of each decoder layer, and which of them each row attends to."""
-        body, swap = self.body, self.body.swap
-        index = board.last(context)
-        stream, positions = body.encoder(board, self.norms, context, index, self.encoded, whole)
-        shape = -1, 2, body.heads, swap.first.shape[1] // body.heads
+        backbone, swap = self.backbone, self.backbone.swap
+        index = state.last(context)
+        stream, positions = backbone.encoder(state, self.norms, context, index, self.encoded, whole)
+        shape = -1, 2, backbone.heads, swap.first.shape[1] // backbone.heads
         rest = F.linear(stream.read(), *swap.decoder_kv).unflatten(1, shape)  # (T, decoder, 2, h, d)
         found = F.linear(stream.x, *swap.kv).unflatten(1, shape)  # (T, 1, 2, h, d)
-        if self.caches:
-            kernels.store(found, positions, body.rope, index, self.found)
-            kernels.store(rest, positions, body.rope, index, self.rest)
-            return [(k, v) for k, v in (*self.found, *self.rest)], board.past(context)
-        kernels.rotate_(found[:, :, 0], positions, body.rope)
-        kernels.rotate_(rest[:, :, 0], positions, body.rope)
+        if self.tensors:
+            kernels.store(found, positions, backbone.rope, index, self.found)
+            kernels.store(rest, positions, backbone.rope, index, self.rest)
+            return [(k, v) for k, v in (*self.found, *self.rest)], state.past(context)
+        kernels.rotate_(found[:, :, 0], positions, backbone.rope)
+        kernels.rotate_(rest[:, :, 0], positions, backbone.rope)
         pairs = [(kv[:, 0], kv[:, 1]) for kv in (*found.unbind(1), *rest.unbind(1))]
         return pairs, Past(context.bounds[:-1], context.bounds.diff())
 
 
-class MaskedBody:
+class MaskedBackbone:
     """The transformer of MDLM: every position in every step, mask ids where nothing is known.
 
-    It lays out the whole board itself, so it needs no context to be encoded: none of it goes out of date.
+    It lays out all positions itself, so it needs no context to be encoded: none of it goes out of date.
     """
 
     keeps, lead, places = True, 0, 0
@@ -225,31 +226,31 @@ class MaskedBody:
         self.encoder = Encoder(network.embedding.weight.to(dtype), layers, network.rope, config.heads, False)
         self.head = fold_head(network.head, condition, dtype)
 
-    def open(self, rows: int, slots: int, keeps: bool) -> Memory:
-        return _MaskedMemory(self, rows)
+    def new_cache(self, rows: int, columns: int, keeps: bool) -> Cache:
+        return _MaskedCache(self, rows)
 
 
-class _MaskedMemory:
-    caches: tuple[Tensor, ...] = ()
+class _MaskedCache:
+    tensors: tuple[Tensor, ...] = ()
 
-    def __init__(self, body: MaskedBody, rows: int):
-        self.body = body
-        self.norms: OpenNorms = body.norms.open(rows)
-        self.grid = Board.empty(rows, body.length, body.head.weight.device)
+    def __init__(self, backbone: MaskedBackbone, rows: int):
+        self.backbone = backbone
+        self.norms: OpenNorms = backbone.norms.open(rows)
+        self.grid = BatchState.empty(rows, backbone.length, backbone.head.weight.device)
         self.grid.order.copy_(self.grid.columns.expand(rows, -1))
-        self.index = torch.arange(rows * body.length, device=self.grid.at.device)
+        self.index = torch.arange(rows * backbone.length, device=self.grid.at.device)
 
-    def __call__(self, board: Board, context: Offsets, targets: Offsets, whole: bool) -> tuple[Tensor, Tensor]:
-        grid, rows, body = self.grid, len(targets), self.body
-        board.lay_out(grid.tokens[:rows], body.mask)
-        every = Offsets.regular(rows, body.length, board.at.device)
-        stream, _ = body.encoder(grid, self.norms, every, self.index[: every.total], None, True)
-        at = board.next(targets)
-        positions, _ = board.at_index(at)
-        return stream.select(grid.starts[at // len(board.columns)] + positions, targets).read(), at
+    def forward(self, state: BatchState, context: Offsets, targets: Offsets, whole: bool) -> tuple[Tensor, Tensor]:
+        grid, rows, backbone = self.grid, len(targets), self.backbone
+        state.lay_out(grid.tokens[:rows], backbone.mask)
+        every = Offsets.regular(rows, backbone.length, state.at.device)
+        stream, _ = backbone.encoder(grid, self.norms, every, self.index[: every.total], None, True)
+        at = state.next(targets)
+        positions, _ = state.at_index(at)
+        return stream.select(grid.starts[at // len(state.columns)] + positions, targets).read(), at
 
 
-class CausalBody:
+class CausalBackbone:
     """A causal transformer; its start vector is one more token, which stands before the others."""
 
     keeps, lead, places = True, 1, 1
@@ -269,16 +270,16 @@ class CausalBody:
         positions = torch.zeros_like(plan.order[:, 0])
         return positions + self.start, positions
 
-    def open(self, rows: int, slots: int, keeps: bool) -> Memory:
-        return _CausalMemory(self, rows, slots)
+    def new_cache(self, rows: int, columns: int, keeps: bool) -> Cache:
+        return _CausalCache(self, rows, columns)
 
 
-class _CausalMemory:
-    def __init__(self, body: CausalBody, rows: int, slots: int):
-        self.encoder, self.cache = body.encoder, body.encoder.cache(rows, slots)
-        self.caches: tuple[Tensor, ...] = (self.cache,)
-        self.norms: OpenNorms = body.norms.open(rows)
+class _CausalCache:
+    def __init__(self, backbone: CausalBackbone, rows: int, columns: int):
+        self.encoder, self.cache = backbone.encoder, backbone.encoder.new_cache(rows, columns)
+        self.tensors: tuple[Tensor, ...] = (self.cache,)
+        self.norms: OpenNorms = backbone.norms.open(rows)
 
-    def __call__(self, board: Board, context: Offsets, targets: Offsets, whole: bool) -> tuple[Tensor, Tensor]:
-        stream, _ = self.encoder(board, self.norms, context, board.last(context), self.cache, whole)
-        return stream.select(context.bounds[1:] - 1, targets).read(), board.next(targets)
+    def forward(self, state: BatchState, context: Offsets, targets: Offsets, whole: bool) -> tuple[Tensor, Tensor]:
+        stream, _ = self.encoder(state, self.norms, context, state.last(context), self.cache, whole)
+        return stream.select(context.bounds[1:] - 1, targets).read(), state.next(targets)
