@@ -98,7 +98,7 @@ def test_whoever_watches_may_wait_for_a_call_of_another_thread(tiny, monkeypatch
     """Also where calls take turns, as on a GPU."""
     model = over_bytes(tiny, "ordered")
     alone = told(fill(model, TEXT, seed=1))
-    engine_of(model.network).turn = engine_module.TURN
+    engine_of(model.network).lock = engine_module.GPU_LOCK
     found: list[Any] = []
 
     def watch(step: object) -> None:
@@ -166,7 +166,7 @@ def in_a_child(call: Callable[[], bool]) -> int:
 def test_a_process_forked_inside_another_threads_call_waits_for_nobody(tiny, monkeypatch):
     model, fresh = over_bytes(tiny, "ordered"), over_bytes(tiny, "ordered")
     alone = told(fill(model, TEXT, seed=1, revise=1))
-    locks = [registry._making, engine_module._lock, engine_module.TURN]
+    locks = [registry._making, engine_module._runs_lock, engine_module.GPU_LOCK]
     offsets, held, go_on = Offsets.regular(2, 3), threading.Event(), threading.Event()
     real = torch.arange
 

@@ -6,6 +6,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+from engine_runs import capturing, pairs
 from torch import Tensor
 
 from maskless.draw import Truncation
@@ -46,21 +47,6 @@ def planned(kind: str, known: Tensor, keys: Tensor, steps: int, order: str = "ra
     return plan(known, ~known, keys, steps=steps, order=ORDERS[order], counts=COUNTS[counts])
 
 
-class EveryStep:
-    """In place of captured graphs: each step is computed, on the buffers that graphs would use."""
-
-    def __init__(self):
-        self.shapes = []
-
-    def play(self, shape, launch):
-        self.shapes.append(shape)
-        launch(shape)
-
-
-def pairs(steps):
-    return [(s.number, s.rows.tolist(), s.positions.tolist(), s.tokens.tolist()) for s in steps]
-
-
 @pytest.mark.parametrize("given", ["nothing", "equal", "ragged"])
 @pytest.mark.parametrize("counts", COUNTS)
 @pytest.mark.parametrize("steps", [1, 3, 5, 8])
@@ -79,11 +65,9 @@ def test_the_engine_decides_what_the_plain_loop_decides(tiny, kind, steps, count
 @pytest.mark.parametrize("counts", COUNTS)
 @pytest.mark.parametrize("kind", KINDS)
 def test_ragged_steps_are_rounded_for_graphs_without_changing_a_token(tiny, kind, counts, given, monkeypatch):
-    monkeypatch.setattr(run_module, "Graphs", EveryStep)
     monkeypatch.setattr(run_module, "GRAIN", 3)
     network = tiny(kind, scale=0.3)
-    engine = Engine(network)
-    engine.graphs = True
+    engine = capturing(network, monkeypatch)
     for seed in range(4):  # other counts each time, on the same buffers
         keys = row_keys(seed, torch.arange(B))
         tokens, known = state(kind, given)

@@ -4,6 +4,7 @@ from dataclasses import replace
 
 import pytest
 import torch
+from engine_runs import capturing, pairs
 from torch import Tensor, nn
 
 from maskless.drafts import Step
@@ -62,6 +63,10 @@ def state(given: str, rows: int = B) -> tuple[Tensor, Tensor]:
     return torch.where(known, tokens, 0), known
 
 
+def planned(known: Tensor, keys: Tensor, steps: int, counts: str = "arccos") -> Plan:
+    return plan(known, ~known, keys, steps=steps, order=after_lead(halton(GRID), 1), counts=COUNTS[counts])
+
+
 def never_of(network: nn.Module) -> tuple[int, ...]:
     return tuple(i for i in (MASK, BOS) if i < network.config.vocab)
 
@@ -82,7 +87,7 @@ def both(
     """The steps of the plain loop and those of the engine, after it was seen that the tokens agree."""
     truncation = truncation or Truncation()
     (tokens, known), keys = state(given), row_keys(seed, torch.arange(B))
-    way = plan(known, ~known, keys, steps=steps, order=after_lead(halton(GRID), 1), counts=COUNTS[counts])
+    way = planned(known, keys, steps, counts)
     guidance = Guidance(weight=weight, dropped=CLASSES, schedule=SCHEDULES[schedule])
     mine, seen = tokens.clone(), []
     how = {"labels": LABELS, "guidance": guidance}
@@ -92,10 +97,6 @@ def both(
     assert torch.equal(mine, tokens)
     assert (mine[:, 1:] < CODES).all()
     return plain, seen
-
-
-def pairs(steps: list[Step]) -> list[tuple]:
-    return [(s.number, s.rows.tolist(), s.positions.tolist(), s.tokens.tolist()) for s in steps]
 
 
 @pytest.mark.parametrize("given", ["nothing", "equal", "ragged"])
@@ -126,7 +127,7 @@ def test_labels_and_guidance_matter():
         results = []
         for labels, weight in ((LABELS, 3.0), (LABELS.flip(0), 3.0), (LABELS, 0.0)):
             (tokens, known), keys = state("nothing"), row_keys(0, torch.arange(B))
-            way = plan(known, ~known, keys, steps=5, order=after_lead(halton(GRID), 1), counts=COUNTS["arccos"])
+            way = planned(known, keys, 5)
             guidance = Guidance(weight=weight, dropped=CLASSES)
             Engine(network).sample(tokens, way, keys, labels=labels, guidance=guidance, never=never_of(network))
             results.append(tokens)
@@ -134,40 +135,25 @@ def test_labels_and_guidance_matter():
         assert not torch.equal(results[0], results[2])
 
 
-class EveryStep:
-    """In place of captured graphs: each step is computed, on the buffers that graphs would use."""
-
-    def __init__(self):
-        self.shapes = []
-
-    def play(self, shape, launch):
-        self.shapes.append(shape)
-        launch(shape)
-
-
 @pytest.mark.parametrize("weight", [0.0, 2.0])
 @pytest.mark.parametrize("kind", ["full", "ordered", "maskgit"])
 def test_the_second_half_is_left_out_where_it_has_no_weight_and_nothing_is_cached(kind, weight, monkeypatch):
-    monkeypatch.setattr(run_module, "Graphs", EveryStep)
     network = image_network(kind)
-    engine = Engine(network)
-    engine.graphs = True
+    engine = capturing(network, monkeypatch)
     for seed in range(3):  # the same buffers again: other draws, weights and labels
         both(network, engine, seed=seed, steps=4, weight=weight)
     ((_, run),) = engine.runs
     halves = [1, 1, 1, 1] if not weight else [2, 2, 2, 2] if kind == "ordered" else [1, 2, 2, 2]
     assert [shape.rows // B for shape in run.graphs.shapes] == 3 * halves
-    assert run.state.at.shape == ((2 * B if weight else B + 1),)
+    assert run.state.known.shape == ((2 * B if weight else B + 1),)
 
 
 def test_a_rare_refresh_caches_both_halves(monkeypatch):
     """The first step is exact, and later ones encode only what is new, in rows with and without their labels."""
-    monkeypatch.setattr(run_module, "Graphs", EveryStep)
     network = image_network("full")
-    engine = Engine(network)
-    engine.graphs = True
+    engine = capturing(network, monkeypatch)
     (tokens, known), keys = state("nothing"), row_keys(0, torch.arange(B))
-    way = plan(known, ~known, keys, steps=4, order=after_lead(halton(GRID), 1), counts=COUNTS["uniform"])
+    way = planned(known, keys, 4, "uniform")
     how = {"labels": LABELS, "guidance": Guidance(weight=2.0, dropped=CLASSES)}
     exact, rare = [], []
     engine.sample(tokens.clone(), way, keys, on_step=exact.append, **how)
@@ -178,11 +164,9 @@ def test_a_rare_refresh_caches_both_halves(monkeypatch):
 
 
 def test_ragged_steps_without_guidance_are_rounded(monkeypatch):
-    monkeypatch.setattr(run_module, "Graphs", EveryStep)
     monkeypatch.setattr(run_module, "GRAIN", 3)
     network = image_network("ordered")
-    engine = Engine(network)
-    engine.graphs = True
+    engine = capturing(network, monkeypatch)
     both(network, engine, "ragged", weight=0.0)
     ((_, run),) = engine.runs
     assert {type(shape) for shape in run.graphs.shapes} == {Rounded}
@@ -212,7 +196,7 @@ def test_modulations_are_computed_once_for_each_distinct_label(monkeypatch):
 def test_registers_serve_a_network_without_labels():
     network = image_network("full", classes=None)
     (tokens, known), keys = state("equal"), row_keys(0, torch.arange(B))
-    way = plan(known, ~known, keys, steps=3, order=after_lead(halton(GRID), 1), counts=COUNTS["arccos"])
+    way = planned(known, keys, 3)
     mine = tokens.clone()
     list(sample(network, tokens, way, keys, filter=Truncation()))
     Engine(network).sample(mine, way, keys)
@@ -225,7 +209,7 @@ def test_what_does_not_fit_is_said():
     network = image_network("full")
     engine = Engine(network)
     (tokens, known), keys = state("nothing"), row_keys(0, torch.arange(B))
-    way = plan(known, ~known, keys, steps=2, order=after_lead(halton(GRID), 1), counts=COUNTS["arccos"])
+    way = planned(known, keys, 2)
     for how, says in (
         ({"labels": LABELS[:2]}, r"labels \(2,\): expected one for each of 4 rows"),
         ({"labels": LABELS + 1}, "expected 0 to 5"),
@@ -258,10 +242,10 @@ def test_replayed_steps_decide_what_computed_ones_decide(kind, truncation, given
     """The first run is computed, the second captured, the third replayed: each time other keys and labels."""
     network = image_network(kind).cuda()
     engine, plain = Engine(network), Engine(network, graphs=False)
-    (_, known), order = state(given), after_lead(halton(GRID), 1)
+    _, known = state(given)
     for seed in range(4):
         keys, labels = row_keys(seed, torch.arange(B)), torch.arange(B).roll(seed)
-        way = plan(known, ~known, keys, steps=4, order=order, counts=COUNTS["arccos"])
+        way = planned(known, keys, 4)
         tokens, mine = state(given)[0], state(given)[0]
         how = {"labels": labels, "guidance": Guidance(weight=2.0 + seed, dropped=CLASSES), "filter": truncation}
         how |= {"never": never_of(network), "warmup": 1}
@@ -276,7 +260,7 @@ def test_a_gpu_in_full_precision_decides_what_a_cpu_decides(kind):
     network = image_network(kind)
     (expected, known), keys = state("ragged"), row_keys(0, torch.arange(B))
     mine = expected.clone()
-    way = plan(known, ~known, keys, steps=5, order=after_lead(halton(GRID), 1), counts=COUNTS["arccos"])
+    way = planned(known, keys, 5)
     how = {"labels": LABELS, "guidance": Guidance(weight=2.0, dropped=CLASSES), "warmup": 1}
     Engine(network).sample(expected, way, keys, never=never_of(network), **how)
     Engine(network.cuda(), precision=torch.float32).sample(mine, way, keys, never=never_of(network), **how)

@@ -8,7 +8,6 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from maskless.engine import kernels
 from maskless.engine.backbones import Backbone, PartitionBackbone
 from maskless.engine.batch_state import BatchState
 from maskless.plans import Plan
@@ -28,7 +27,7 @@ def answer(backbone: Backbone, problems: Problems, device: torch.device) -> Tens
     order = order.gather(1, columns.minimum(end[:, None] - 1))  # shorter rows repeat their last target
     state = BatchState.empty(S, lead + order.shape[1], device)
     state.order[:, lead:], state.tokens[:, lead:] = order.to(device) + backbone.places, tokens.to(device)
-    state.at.copy_(n + lead)
+    state.known.copy_(n + lead)
     if isinstance(backbone, PartitionBackbone) and lead:
         ids, positions = backbone.first(Plan(order, torch.stack([n, end], 1)))
         state.tokens[:, 0], state.order[:, 0] = ids.to(device), positions.to(device)
@@ -37,5 +36,4 @@ def answer(backbone: Backbone, problems: Problems, device: torch.device) -> Tens
     cache.norms.label(labels)
     known = context.grown() if lead else context
     x, _ = cache.forward(state, known.map(lambda y: y.to(device)), targets.map(lambda y: y.to(device)), True)
-    head = backbone.head
-    return (kernels.logits_of(x, head.weight) + head.bias)[:, : head.vocab]
+    return backbone.head.logits(x)

@@ -238,12 +238,12 @@ class _MaskedCache:
         self.norms: OpenNorms = backbone.norms.open(rows)
         self.grid = BatchState.empty(rows, backbone.length, backbone.head.weight.device)
         self.grid.order.copy_(self.grid.columns.expand(rows, -1))
-        self.index = torch.arange(rows * backbone.length, device=self.grid.at.device)
+        self.index = torch.arange(rows * backbone.length, device=self.grid.known.device)
 
     def forward(self, state: BatchState, context: Offsets, targets: Offsets, whole: bool) -> tuple[Tensor, Tensor]:
         grid, rows, backbone = self.grid, len(targets), self.backbone
         state.lay_out(grid.tokens[:rows], backbone.mask)
-        every = Offsets.regular(rows, backbone.length, state.at.device)
+        every = Offsets.regular(rows, backbone.length, state.known.device)
         stream, _ = backbone.encoder(grid, self.norms, every, self.index[: every.total], None, True)
         at = state.next(targets)
         positions, _ = state.at_index(at)

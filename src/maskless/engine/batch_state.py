@@ -20,26 +20,26 @@ class BatchState:
 
     order: Tensor  # (B, N) positions
     tokens: Tensor  # (B, N) ids
-    at: Tensor  # (B,) int32, how many are known
+    known: Tensor  # (B,) int32, how many
     starts: Tensor  # (B,) int32, where each row begins in the flattened batch
     columns: Tensor  # (N,) 0, 1, ...
 
     @staticmethod
     def empty(rows: int, columns: int, device: torch.device) -> BatchState:
         order, tokens = torch.zeros(2, rows, columns, dtype=torch.long, device=device)
-        at = torch.zeros(rows, dtype=torch.int32, device=device)
+        known = torch.zeros(rows, dtype=torch.int32, device=device)
         starts = torch.arange(rows, dtype=torch.int32, device=device) * columns
-        return BatchState(order, tokens, at, starts, torch.arange(columns, device=device))
+        return BatchState(order, tokens, known, starts, torch.arange(columns, device=device))
 
     def last(self, span: Offsets) -> Tensor:
         """Where in the flattened batch the last known tokens are, as many of each row as the span says.  -> (total,)"""
         S = len(span)
         length = span.longest if span.equal else span.bounds.diff()
-        return self._index(span, self.starts[:S] + self.at[:S] - length)
+        return self._index(span, self.starts[:S] + self.known[:S] - length)
 
     def next(self, span: Offsets) -> Tensor:
         """Where in the flattened batch the first unknown ones are."""
-        return self._index(span, self.starts[: len(span)] + self.at[: len(span)])
+        return self._index(span, self.starts[: len(span)] + self.known[: len(span)])
 
     def following(self, span: Offsets) -> Tensor:
         """Where in the flattened batch what follows each of the last known tokens is, as many as the span says."""
@@ -52,7 +52,7 @@ class BatchState:
 
     def past(self, span: Offsets) -> Past:
         """All that is known of the rows of a span."""
-        return Past(self.starts[: len(span)], self.at[: len(span)])
+        return Past(self.starts[: len(span)], self.known[: len(span)])
 
     def at_index(self, index: Tensor) -> tuple[Tensor, Tensor]:
         """Positions and tokens there."""
@@ -61,5 +61,5 @@ class BatchState:
     def lay_out(self, into: Tensor, mask: int) -> Tensor:
         """The first rows by position, with the mask id wherever nothing is known.  (S, L) -> (S, L) itself"""
         rows = len(into)
-        known = self.columns < self.at[:rows, None]
+        known = self.columns < self.known[:rows, None]
         return into.fill_(mask).scatter_(1, self.order[:rows], torch.where(known, self.tokens[:rows], mask))

@@ -32,8 +32,8 @@ from maskless.plans import Plan
 from maskless.problems import Problems
 
 SHAPES = 4  # how many runs an engine keeps, with their buffers and graphs, when no call uses them
-TURN = ForkSafeLock()  # of a call on a GPU: a capture must not meet another one, nor memory that is given back
-_lock = ForkSafeLock()  # of the lists of runs
+GPU_LOCK = ForkSafeLock()  # of calls on a GPU: a capture must not meet another one, nor memory that is given back
+_runs_lock = ForkSafeLock()  # of the lists of runs
 
 
 class Engine:
@@ -50,7 +50,7 @@ class Engine:
         self.backbone = fold(network, precision or usual)
         self.graphs = graphs and self.device.type == "cuda"
         self.size = Size.of(network)
-        self.turn = TURN if self.device.type == "cuda" else nullcontext()
+        self.lock = GPU_LOCK if self.device.type == "cuda" else nullcontext()
         self.runs: list[tuple[Kind, BatchRun]] = []  # which no call uses, the last used ones last
 
     def sample(
@@ -70,7 +70,7 @@ class Engine:
         """Decide tokens (B, L) as planned, in place; on_step sees each step as it is decided.
 
         labels (B,) and guidance: as in `sampling.sample`. never: ids that are not drawn. warmup: the first steps of a
-        row that draw at half the sharpness. Both come before the filter, as `Never` and `warmed` do.
+        row that draw at temperature 2. Both come before the filter, as `Never` and `warmed` do.
 
         refresh: a Partition Transformer with full context encodes all that is known in every step. With refresh=r it
         does so only in every r-th, and otherwise encodes the new tokens beside the old, which is no longer exact.
@@ -93,13 +93,13 @@ class Engine:
         ends = plan.ends
         if isinstance(self.backbone, CausalBackbone):  # all rows read along, also those whose prompts are longer
             ends = torch.arange(int(ends[:, 0].min()), int(ends.max()) + 1).expand(len(tokens), -1)
-        if on_step is not None and self.turn is TURN:
-            on_step = TURN.outside(on_step)
-        with torch.no_grad(), torch.autocast(self.device.type, enabled=False), self.turn, self._lent(kind) as run:
+        if on_step is not None and self.lock is GPU_LOCK:
+            on_step = GPU_LOCK.outside(on_step)
+        with self.computing(), self._lent(kind) as run:
             run.begin(task, ends[:, 0], filter)
-            way = _Way(run, ends + self.backbone.lead, task.weights, self.size)
+            stepper = _Stepper(run, ends + self.backbone.lead, task.weights, self.size)
             for number in range(plan.steps):
-                way.step(number, anew=not self.backbone.keeps and number % refresh == 0)
+                stepper.step(number, refresh=not self.backbone.keeps and number % refresh == 0)
                 if on_step is not None and bool((plan.ends[:, number] < plan.ends[:, number + 1]).any()):
                     on_step(_decided(number, plan, run.decided()))
             tokens.scatter_(1, plan.order, run.decided())
@@ -108,10 +108,16 @@ class Engine:
         """Logits at the targets of problems, as the network gives them: for orders that are found on the way."""
         if isinstance(self.backbone, CausalBackbone):
             raise ValueError("a causal model goes from left to right: expected `sample`")
-        with torch.no_grad(), torch.autocast(self.device.type, enabled=False), self.turn:
-            tokens = problems.offsets.total + problems.target_offsets.total
-            with threads_for(self.size.work(len(problems), tokens) if self.device.type == "cpu" else 0):
-                return answer(self.backbone, problems, self.device)
+        tokens = problems.offsets.total + problems.target_offsets.total
+        with self.computing(self.size.work(len(problems), tokens)):
+            return answer(self.backbone, problems, self.device)
+
+    @contextmanager
+    def computing(self, work: int = 0) -> Iterator[None]:
+        """Without gradients and autocast; on a GPU alone, on a CPU with as many threads as the work is worth."""
+        threads = threads_for(work if self.device.type == "cpu" else 0)
+        with torch.no_grad(), torch.autocast(self.device.type, enabled=False), self.lock, threads:
+            yield
 
     def close(self) -> None:
         """Give the memory back."""
@@ -147,7 +153,7 @@ class Engine:
     @contextmanager
     def _lent(self, kind: Kind) -> Iterator[BatchRun]:
         """Buffers and graphs for a kind of batch that no other call uses meanwhile; the least recently used ones go."""
-        with _lock:
+        with _runs_lock:
             mine = next((one for one in reversed(self.runs) if one[0] == kind), None)
             if mine is not None:
                 self.runs.remove(mine)
@@ -159,23 +165,23 @@ class Engine:
         try:
             yield mine[1]
         finally:
-            with _lock:
+            with _runs_lock:
                 self.runs.append(mine)
                 del self.runs[:-SHAPES]
 
 
-class _Way:
+class _Stepper:
     """The rows of a run on their way through a plan; weights (B, K) of the guidance."""
 
     def __init__(self, run: BatchRun, ends: Tensor, weights: Tensor | None, size: Size):
         self.run, self.ends, self.weights, self.size = run, ends, weights, size
         self.encoded = torch.zeros_like(ends[:, 0])  # how many tokens of each row are in the cache
 
-    def step(self, number: int, *, anew: bool) -> None:
-        """Take a step of the plan; anew: what is in the cache is out of date."""
+    def step(self, number: int, *, refresh: bool) -> None:
+        """Take a step of the plan; refresh: what is in the cache is out of date."""
         starts, ends = self.ends[:, number], self.ends[:, number + 1]
         busy = ends > starts
-        if anew:  # also of rows that rest in this step: they do not depend on those beside them
+        if refresh:  # also of rows that rest in this step: they do not depend on those beside them
             self.encoded = torch.zeros_like(starts)
         if not bool(busy.any()):
             return

@@ -18,6 +18,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from maskless.engine import kernels
 from maskless.engine.stream import Conditions, Linear
 from maskless.nn.blocks import CrossBlock, Head, Modulation, Norm, SelfBlock, fold_in, fold_out
 from maskless.nn.maskgit import Block, TiedHead
@@ -43,6 +44,10 @@ class Readout:
     weight: Tensor  # (V', D)
     bias: Tensor  # (V',) float32, -inf for an id that is never predicted
     vocab: int  # V
+
+    def logits(self, x: Tensor) -> Tensor:
+        """(U, D) -> (U, V) float32"""
+        return (kernels.logits_of(x, self.weight) + self.bias)[:, : self.vocab]
 
 
 @dataclass(frozen=True)

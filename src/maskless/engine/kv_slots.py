@@ -16,11 +16,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from maskless.engine import kernels
 from maskless.engine.backbones import Backbone, CausalBackbone, PartitionBackbone, PartitionCache
 from maskless.engine.batch_state import BatchState
 from maskless.engine.engine import Engine
-from maskless.nn.threads import threads_for
 from maskless.plans import Plan
 from maskless.problems import Offsets
 
@@ -84,8 +82,7 @@ class KVSlots:
 
     def logits(self, queries: Sequence[SlotQuery]) -> Tensor:
         """Logits at what each sequence asks for, one after the other, as the network gives them.  -> (U, V) float32"""
-        threads = threads_for(self._work(queries))
-        with torch.no_grad(), torch.autocast(self.device.type, enabled=False), self.engine.turn, threads:
+        with self.engine.computing(self._work(queries)):
             there = set(self.owners)
             old, new = {q.owner: q for q in queries if q.owner in there}, [q for q in queries if q.owner not in there]
             found: dict[Hashable, Tensor] = {}
@@ -97,7 +94,7 @@ class KVSlots:
                 columns = max(query.end for query in new) + self.backbone.lead
                 guests = _Pool(self.backbone, len(new), columns, self.device)
                 found |= guests.answer(new, [0] * len(new))
-            logits = self._logits(torch.cat([found[query.owner] for query in queries]))
+            logits = self.backbone.head.logits(torch.cat([found[query.owner] for query in queries]))
             for slot, owner in enumerate(self.owners[: len(old)]):  # only now: a step that fails changes nothing
                 self.encoded[slot] = old[owner].start + self.backbone.lead
             for place, query in enumerate(new):
@@ -112,21 +109,14 @@ class KVSlots:
 
         What is encoded of drafts is not kept: some may be dropped.
         """
-        threads = threads_for(self._work(queries))
-        with torch.no_grad(), torch.autocast(self.device.type, enabled=False), self.engine.turn, threads:
+        with self.engine.computing(self._work(queries)):
             of, pool = {query.owner: query for query in queries}, self._room(len(self.owners))
             self._come_forward(of)
             found = pool.answer([of[owner] for owner in self.owners[: len(of)]], self.encoded)
-            return self._logits(torch.cat([found[query.owner] for query in queries]))
-
-    def _logits(self, x: Tensor) -> Tensor:
-        head = self.backbone.head
-        return (kernels.logits_of(x, head.weight) + head.bias)[:, : head.vocab]
+            return self.backbone.head.logits(torch.cat([found[query.owner] for query in queries]))
 
     def _work(self, queries: Sequence[SlotQuery]) -> int:
-        """Of a step on the CPU."""
-        if self.device.type != "cpu":
-            return 0
+        """Multiply-adds of a step, about."""
         encoded = dict(zip(self.owners, self.encoded, strict=True))
         return self.engine.size.work(len(queries), sum(query.end - encoded.get(query.owner, 0) for query in queries))
 
@@ -176,12 +166,12 @@ class _Pool:
         begun = encoded[: len(queries)]
         known, asked = [query.start + lead for query in queries], [query.asked for query in queries]
         assert not isinstance(backbone, CausalBackbone) or set(asked) == {1}
-        device = state.at.device
+        device = state.known.device
         laid = [self._laid(slot, *of) for slot, of in enumerate(zip(queries, begun, strict=True))]
         index, positions, tokens = (torch.cat(parts).to(device) for parts in zip(*laid, strict=True))
         state.order.view(-1).index_copy_(0, index, positions)
         state.tokens.view(-1).index_copy_(0, index, tokens)
-        state.at[: len(queries)] = torch.tensor(known, dtype=torch.int32).to(device)
+        state.known[: len(queries)] = torch.tensor(known, dtype=torch.int32).to(device)
         labels = [backbone.dropped or 0 if query.label is None else query.label for query in queries]
         if labels != self.labels:
             self.cache.norms.label(torch.tensor(labels))

@@ -4,7 +4,7 @@ A step whose rows all have the same counts has shapes that are known beforehand,
 that is new is computed at once, the second of its kind is captured, and later ones are replayed. A model whose encoded
 tokens stay valid (ordered context, causal) has one kind of step for the whole run; a full context grows, so there each
 step of a run is a kind of its own, and the second run is captured. Ragged steps are packed, without padding of rows;
-where the context need not be encoded anew they are rounded up in total, and so captured as well.
+where the context need not be encoded again they are rounded up in total, and so captured as well.
 
 Shapes: B rows, L length, K steps, U targets, V vocabulary.
 """
@@ -37,7 +37,7 @@ class Kind:
     keeps: bool  # encoded tokens are cached
     filter: Truncation | None  # None: any other, which may change with each call
     never: tuple[int, ...] = ()  # ids that are not drawn
-    warm: bool = False  # some steps draw at half the sharpness
+    warm: bool = False  # some steps draw at temperature 2
     guided: bool = False
 
 
@@ -50,7 +50,7 @@ class RowsToDecide:
     keys: Tensor  # (B,)
     labels: Tensor  # (B,)
     weights: Tensor | None = None  # (B, K) of the guidance
-    warm: Tensor | None = None  # (B, K) which steps draw at half the sharpness
+    warm: Tensor | None = None  # (B, K) which steps draw at temperature 2
 
     def by_column(self, values: Tensor) -> Tensor:
         """The value of the step that decides each column.  (B, K) -> (B, L)"""
@@ -120,7 +120,7 @@ class BatchRun:
 
     def begin(self, task: RowsToDecide, known: Tensor, filter: Filter) -> None:
         """Lay out the rows; what is given stands at the front, and the first `known` (B,) of each row count."""
-        backbone, state, device, rows = self.backbone, self.state, self.state.at.device, self.rows
+        backbone, state, device, rows = self.backbone, self.state, self.state.known.device, self.rows
         self.filter, order, lead = filter, task.plan.order, backbone.lead
 
         def put(buffer: Tensor, values: Tensor) -> None:
@@ -131,7 +131,7 @@ class BatchRun:
         put(state.tokens[:, lead:], task.tokens.gather(1, order))
         put(state.order[:, lead:], order + backbone.places)
         put(self.u[:, lead:], lg.uniforms(task.keys[:, None], order, DRAW))
-        put(state.at, known + lead)
+        put(state.known, known + lead)
         self.largest.zero_()
         if self.sharp is not None and task.warm is not None:
             put(self.sharp[:, lead:], torch.where(task.by_column(task.warm), 0.5, 1.0))
@@ -178,7 +178,7 @@ class BatchRun:
             bounds[1:] = torch.cat([ends, torch.tensor([total])]).to(bounds)
             longest = max(int(lengths.max()), total - int(ends[-1]))
             spans.append((total, 1 << (longest - 1).bit_length()))
-        self.state.at[self.rows :] = self.grain
+        self.state.known[self.rows :] = self.grain
         return Rounded(*spans)
 
     def _play(self, shape: Equal | Rounded) -> None:
@@ -200,7 +200,7 @@ class BatchRun:
         return Offsets(self.segments[: rows + 1] * length, rows * length, length, equal=True)
 
     def _packed(self, lengths: Tensor) -> Offsets:
-        device = self.state.at.device
+        device = self.state.known.device
         return replace(Offsets.from_lengths(lengths), equal=False).map(lambda x: x.to(device))
 
     def _step(self, context: Offsets, targets: Offsets, whole: bool) -> None:
@@ -215,10 +215,10 @@ class BatchRun:
         if isinstance(self.backbone, CausalBackbone):  # it reads along where the prompt is longer than the shortest
             drawn = torch.where(self.fixed.view(-1)[at], state.at_index(at)[1], drawn)
         state.tokens.view(-1).index_copy_(0, at, drawn)
-        state.at[: len(targets)] += targets.longest if targets.equal else targets.bounds.diff()
+        state.known[: len(targets)] += targets.longest if targets.equal else targets.bounds.diff()
         if self.guided:
             state.tokens[rows:] = state.tokens[:rows]
-            state.at[rows:] = state.at[:rows]
+            state.known[rows:] = state.known[:rows]
 
     def _draw(self, logits: Tensor, at: Tensor) -> Tensor:
         """logits (U, V) of the targets at index (U,), or (2U, V): with the labels, and after them without."""
