@@ -1,10 +1,10 @@
-"""What a user calls: load a model, generate, fill gaps, score. Texts or pictures, as the model makes them."""
+"""What a user calls: load a model, generate, fill gaps, score. Texts or images, as the model makes them."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Unpack
 
 import torch
 
@@ -13,13 +13,10 @@ from maskless.checkpoint import FILES, Model, check_model
 from maskless.codec.text import codec
 from maskless.decide import Sampled
 from maskless.drafts import OnStep
-from maskless.how import How
+from maskless.how import Choices, How, spelled_out
 from maskless.images import Picture, fill_image, generate_images
 from maskless.scores import log_likelihood
 from maskless.texts import Text, fill_text, generate_texts
-
-OF_TEXT = ("prompt", "length", "first", "numbers")
-OF_PICTURES = ("labels", "label")
 
 __all__ = ["How", "Picture", "Sampled", "Text", "fill", "generate", "load", "log_likelihood"]
 
@@ -63,44 +60,73 @@ def load(
     return model.to(device or ("cuda" if torch.cuda.is_available() else "cpu"))
 
 
+@spelled_out
 def generate(
     model: Model,
     n: int | None = None,
     *,
+    prompt: str | None = None,
+    length: int | None = None,
+    first: int | None = None,
     labels: Sequence[str | int] | str | int | None = None,
+    batch: int | None = None,
     on_step: OnStep | None = None,
-    **how: Any,
+    **how: Unpack[Choices],
 ) -> list[Any]:
-    """n texts (`texts.generate_texts`), or from a model of pictures one for each label (`images.generate_images`).
+    """n texts, or from a model of images one for each label.
 
-    Texts take prompt, length, first and batch, pictures batch; both take the keywords of `How`.
+    Texts: each begins with the prompt and is `length` tokens long (the model's context by default). Sample i of a seed
+    is the same whatever n is; `first` begins at another sample, so that processes can share a seed.
+    batch: samples at once, which bounds the memory and changes nothing else. on_step: called after each step. The
+    other keywords are those of `How`.
+    """
+    check_model(model)
+    at_once = {} if batch is None else {"batch": batch}
+    if model.layout == "image":
+        _refuse("text", "images", prompt=prompt, length=length, first=first)
+        return generate_images(model, labels, n, on_step=on_step, **at_once, **how)
+    _refuse("images", "text", labels=labels)
+    return generate_texts(
+        model,
+        1 if n is None else n,
+        prompt=prompt or "",
+        length=length,
+        first=first or 0,
+        on_step=on_step,
+        **at_once,
+        **how,
+    )
+
+
+@spelled_out
+def fill(
+    model: Model,
+    what: Any,
+    *,
+    n: int | None = None,
+    known: Any = None,
+    numbers: Any = None,
+    label: str | int | None = None,
+    on_step: OnStep | None = None,
+    **how: Unpack[Choices],
+) -> Any:
+    """A text with its gaps filled, "The [8] sat on [12].", or n ways to do so; a list of texts; or token ids (B, L), of
+    which known=, a mask, says what stays, and numbers (B,) which sample of the seed each is (`texts.fill_text`).
+
+    Or an image of which known=, a mask of its pixels, says what stays; label= its class (`images.fill_image`).
     """
     check_model(model)
     if model.layout == "image":
-        _refuse(how, OF_TEXT, "text", "pictures")
-        return generate_images(model, labels, n, on_step=on_step, **how)
-    if labels is not None:
-        raise ValueError("labels are for models of pictures: this is one of text")
-    _refuse(how, OF_PICTURES, "pictures", "text")
-    return generate_texts(model, 1 if n is None else n, on_step=on_step, **how)
+        _refuse("text", "images", n=n, numbers=numbers)
+        return fill_image(model, what, known, label, on_step=on_step, **how)
+    _refuse("images", "text", label=label)
+    return fill_text(model, what, n=n, known=known, numbers=numbers, on_step=on_step, **how)
 
 
-def fill(model: Model, what: Any, *, known: Any = None, on_step: OnStep | None = None, **how: Any) -> Any:
-    """A text with its gaps filled (`texts.fill_text`): "The [8] sat on [12].", several of them, or token ids with
-    known=. Or a picture (`images.fill_image`) of which known=, a mask of its pixels, says what stays; label= its class.
-    """
-    check_model(model)
-    if model.layout == "image":
-        _refuse(how, OF_TEXT, "text", "pictures")
-        return fill_image(model, what, known, on_step=on_step, **how)
-    _refuse(how, OF_PICTURES, "pictures", "text")
-    return fill_text(model, what, known=known, on_step=on_step, **how)
-
-
-def _refuse(how: dict[str, Any], names: Sequence[str], kind: str, model: str) -> None:
+def _refuse(kind: str, model: str, **given: Any) -> None:
     """Raise a ValueError about a keyword that does not concern this kind of model."""
-    for name in names:
-        if name in how:
+    for name, value in given.items():
+        if value is not None:
             raise ValueError(f"{name}= is for models of {kind}: this is one of {model}")
 
 

@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from safetensors.torch import save_file
 from torch import Tensor, nn
@@ -37,6 +38,7 @@ NETWORKS: dict[str, tuple[type[Any], type[nn.Module]]] = {
     "maskgit": (MaskGITConfig, MaskGIT),
 }
 LAYOUTS = ("packed", "wrapped", "padded", "image")
+Numbers = Any  # a tensor, an array, or lists
 FILES = ["config.json", "model.safetensors", "tokenizer.json", "codec/*"]
 
 
@@ -102,17 +104,20 @@ class Model(nn.Module):
 
     def predict(
         self,
-        tokens: Tensor,
-        positions: Tensor,
-        targets: Tensor,
-        lengths: Tensor | None = None,
-        labels: Tensor | None = None,
+        tokens: Numbers,
+        positions: Numbers,
+        targets: Numbers,
+        lengths: Numbers | None = None,
+        labels: Numbers | None = None,
     ) -> Tensor:
-        """Logits at the targets of each row, from its first `lengths` tokens.
+        """Logits at the targets of each row, from its first `lengths` tokens; tensors, arrays or lists go in.
 
         tokens (B, n), positions (B, n), targets (B, k), lengths (B,) -> (B, k, V)
         For a model with ordered context, the order of a row's tokens is the order in which they became known.
         """
+        tokens, positions, targets = whole("tokens", tokens), whole("positions", positions), whole("targets", targets)
+        lengths = None if lengths is None else whole("lengths", lengths)
+        labels = None if labels is None else whole("labels", labels)
         self._check_predict(tokens, positions, targets, lengths)
         if labels is not None:
             check_ids("label", labels, 1 + (getattr(self.config, "classes", None) or 0))
@@ -195,6 +200,19 @@ def digest(*modules: nn.Module) -> str:
     return found.hexdigest()
 
 
+def whole(name: str, given: Numbers) -> Tensor:
+    """Whole numbers as a tensor; a ValueError about anything else."""
+    if not isinstance(given, Tensor):
+        try:
+            given = torch.from_numpy(np.array(given))  # a copy: what is mapped from a file cannot be written to
+        except (ValueError, TypeError):
+            kind = type(given).__name__
+            raise ValueError(f"{name} is a {kind}: expected whole numbers, as many in each row") from None
+    if given.is_floating_point() and given.numel():
+        raise ValueError(f"{name} of {given.dtype}: expected whole numbers")
+    return given.long()
+
+
 def check_ids(name: str, values: Tensor, limit: int) -> None:
     """Raise a ValueError that names an id outside 0 to limit - 1."""
     wrong = values[(values < 0) | (values >= limit)]
@@ -214,8 +232,6 @@ def check_rows(model: Model, tokens: Tensor, known: Tensor, *, only_known: bool 
         raise ValueError(f"tokens {tuple(tokens.shape)}, known {tuple(known.shape)}: expected (B, L) for both")
     if tokens.shape[1] > model.config.length:
         raise ValueError(f"rows of {tokens.shape[1]} tokens exceed the model's context of {model.config.length}")
-    if tokens.is_floating_point():
-        raise ValueError(f"tokens of {tokens.dtype}: expected ids, which are whole numbers")
     check_ids("token", tokens[known if only_known else ...], model.config.vocab)
 
 

@@ -5,9 +5,11 @@ None means: what suits the model (decide.py).
 
 from __future__ import annotations
 
+import inspect
 import math
+from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, TypedDict, TypeVar
 
 from maskless.seeds import seed_of
 
@@ -16,6 +18,7 @@ IMAGE_ORDERS = ("halton", "confidence", "random", "raster")
 COUNTS = ("uniform", "mdlm", "arccos", "arccos-after-one")
 SCHEDULES = ("constant", "ramp")
 NONE = "0 (none) or more"
+Function = TypeVar("Function", bound=Callable[..., Any])
 
 
 def choice(default: Any, help: str, *, least: float | None = None, range: str = "", of: tuple[str, ...] = ()) -> Any:
@@ -84,3 +87,36 @@ class How:
             what = "order confidence" if self.order == "confidence" else "revise" if self.revise else "refresh"
             raise ValueError(f"{what} with exact sampling, which it would no longer be: expected one of the two")
         object.__setattr__(self, "seed", seed_of(self.seed))
+
+
+class Choices(TypedDict, total=False):
+    """The same as keywords, for `**how: Unpack[Choices]`: what an editor offers, and a type checker checks."""
+
+    steps: int | None
+    seed: Any  # None: another one each time
+    temperature: float
+    top_k: int | None
+    top_p: float | None
+    order: str | None
+    strands: int | None
+    counts: str | None
+    guidance: float
+    schedule: str
+    noise: float | None
+    warmup: int | None
+    refresh: int
+    exact: bool
+    draft: int | None
+    revise: int
+
+
+def spelled_out(function: Function) -> Function:
+    """The function with each choice in its signature, where it has `**how`: for `help()` and for notebooks."""
+    found = inspect.signature(function)
+    own = [one for one in found.parameters.values() if one.kind is not one.VAR_KEYWORD]
+    choices = [
+        inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=about.default, annotation=about.type)
+        for name, about in How.__dataclass_fields__.items()
+    ]
+    function.__signature__ = found.replace(parameters=[*own, *choices])  # type: ignore[attr-defined]
+    return function

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from torch import Tensor
 
 from maskless import order as od
-from maskless.checkpoint import Model, check_model, check_rows
+from maskless.checkpoint import Model, Numbers, check_model, check_rows, whole
 from maskless.nn.calls import evaluating
 from maskless.nn.causal import CausalTransformer
 from maskless.objective import along, bound, orders_of
@@ -17,10 +19,10 @@ NAMES = ("left", "strands")
 
 def log_likelihood(
     model: Model,
-    tokens: Tensor | str,
-    known: Tensor | None = None,
+    tokens: Any,
+    known: Numbers | None = None,
     *,
-    order: str | Tensor | None = None,
+    order: str | Numbers | None = None,
     strands: int | None = None,
     orders: int | None = None,
     samples: int = 32,
@@ -28,7 +30,9 @@ def log_likelihood(
 ) -> Tensor:
     """log p(unknown tokens | known tokens) of each sequence, in nats.  (B, L) -> (B,) float64
 
-    known (B, L) bool: tokens that are given, not scored. By default an unbiased estimate of the variational bound (the
+    tokens: a text, several, or token ids (B, L) or (L,): a tensor, an array or lists, taken as they stand. The BOS that
+    begins a text, and rows of ids that have one, is given, not scored.
+    known (B, L) bool: other tokens that are given. By default an unbiased estimate of the variational bound (the
     mean over all orders) from `samples` splits or orders; of a causal model the exact value.
 
     order: the exact likelihood along it: "left", "strands" (each run of unknown tokens is one, or `strands` of them in
@@ -38,19 +42,26 @@ def log_likelihood(
     decides the splits and orders (None: others each time).
     """
     check_model(model)
+    seed = seed_of(seed)
     if isinstance(tokens, str):
         if known is not None:
             raise ValueError("known= goes with token ids: expected none with a text")
-        lead, own = model.lead, model.text_codec.encode(tokens)
-        tokens = torch.tensor([lead + own], dtype=torch.long)
-        known = (torch.arange(tokens.shape[1]) < len(lead))[None]
-    if not isinstance(tokens, Tensor):
-        raise ValueError(f"tokens is a {type(tokens).__name__}: expected one text, or a tensor of token ids (B, L)")
+        tokens = [model.lead + model.text_codec.encode(tokens)]
+    elif isinstance(tokens, list | tuple) and tokens and isinstance(tokens[0], str):
+        how: dict[str, Any] = {"order": order, "strands": strands, "orders": orders, "samples": samples, "seed": seed}
+        return torch.cat([log_likelihood(model, text, known, **how) for text in tokens])
+    tokens = whole("tokens", tokens).cpu()
+    known = torch.zeros_like(tokens, dtype=torch.bool) if known is None else torch.as_tensor(known).cpu().bool()
     single = tokens.ndim == 1
-    known = torch.zeros_like(tokens, dtype=torch.bool) if known is None else torch.as_tensor(known).bool()
-    tokens, known = (x.cpu()[None] if single else x.cpu() for x in (tokens, known))
+    if single:
+        tokens, known = tokens[None], known[None]
+    if order is not None and not isinstance(order, str):
+        order = whole("order", order).cpu()
     check_rows(model, tokens, known)
-    seed = seed_of(seed)
+    lead = model.lead
+    if lead and tokens.shape[1] >= len(lead):  # what begins every sequence is given
+        begins = (tokens[:, : len(lead)] == torch.tensor(lead)).all(1, keepdim=True)
+        known = known | (begins & (torch.arange(tokens.shape[1]) < len(lead)))
     if strands is not None and order != "strands":
         raise ValueError(f"strands {strands} goes with the order 'strands', not with {order!r}")
     if order is not None and orders is not None:
@@ -77,8 +88,8 @@ def _permuted(model: Model, order: str | Tensor, known: Tensor, strands: int | N
     """The known positions of each row, in the order that its training showed, then the others as asked for."""
     B, L = known.shape
     if isinstance(order, Tensor):
-        given = order.cpu().expand(B, L) if order.shape in ((L,), (B, L)) else order[None]
-        if given.is_floating_point() or not torch.equal(given.sort(1).values, torch.arange(L).expand(B, L)):
+        given = order.expand(B, L) if order.shape in ((L,), (B, L)) else order[None]
+        if not torch.equal(given.sort(1).values, torch.arange(L).expand(B, L)):
             raise ValueError(f"an order of shape {tuple(order.shape)}: expected a permutation of 0 to {L - 1}")
         return given.gather(1, (~known).gather(1, given).long().argsort(dim=1, stable=True))
     if order not in NAMES:

@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from typing import Any, overload
+from typing import Any, Unpack
 
 import torch
 from torch import Tensor
 
-from maskless.checkpoint import Model, check_rows
+from maskless.checkpoint import Model, Numbers, check_rows, whole
 from maskless.codec.text import TextCodec, parse_gaps
 from maskless.decide import Sampled, decide
 from maskless.drafts import OnStep, numbered_from
-from maskless.how import How
+from maskless.how import Choices, How, spelled_out
 from maskless.logits import row_keys
+
+BATCH = 128  # texts that are computed at once
 
 
 class Text(str):
@@ -29,6 +31,7 @@ class Text(str):
     rounds: int
 
 
+@spelled_out
 def generate_texts(
     model: Model,
     n: int = 1,
@@ -36,9 +39,9 @@ def generate_texts(
     prompt: str = "",
     length: int | None = None,
     first: int = 0,
-    batch: int = 128,
+    batch: int = BATCH,
     on_step: OnStep | None = None,
-    **how: Any,
+    **how: Unpack[Choices],
 ) -> list[Text]:
     """n texts from a model, each `length` tokens long (the model's context by default), starting with the prompt.
 
@@ -71,35 +74,57 @@ def generate_texts(
     return texts
 
 
-@overload
-def fill_text(model: Model, text: str, *, on_step: OnStep | None = None, **how: Any) -> Text: ...
-@overload
-def fill_text(model: Model, text: Sequence[str], *, on_step: OnStep | None = None, **how: Any) -> list[Text]: ...
-@overload
-def fill_text(model: Model, text: Tensor, *, known: Tensor, on_step: OnStep | None = None, **how: Any) -> Sampled: ...
-
-
+@spelled_out
 def fill_text(
     model: Model,
-    text: str | Sequence[str] | Tensor,
+    text: Any,
     *,
-    known: Tensor | None = None,
-    numbers: Tensor | None = None,
+    n: int | None = None,
+    known: Numbers | None = None,
+    numbers: Numbers | None = None,
     on_step: OnStep | None = None,
-    **how: Any,
+    **how: Unpack[Choices],
 ) -> Any:
     """A text with its gaps filled: "The [8] sat on [12]." has gaps of 8 and 12 tokens, decided in any order.
 
-    A list of texts gives a list. Token ids (B, L) with a mask `known` of those that stay give a `Sampled`; numbers (B,)
-    says which sample of the seed each row is (0 to B-1). A text's result does not depend on the texts beside it.
-    The other keywords are those of `How`.
+    With n, so many ways to fill it: the first is that without n. A list of texts gives a list. Token ids (B, L) with
+    a mask `known` of those that stay give a `Sampled`; numbers (B,) says which sample of the seed each row is (0 to
+    B-1). A text's result does not depend on the texts beside it. The other keywords are those of `How`.
     """
     settings = How(**how)
-    if isinstance(text, Tensor):
-        return _fill_tokens(model, text, known, numbers, settings, on_step)
+    if _are_ids(text):
+        if n is not None:
+            raise ValueError(f"n {n} goes with one text: expected token ids once for each way to fill them")
+        return _fill_tokens(model, whole("tokens", text), known, numbers, settings, on_step)
     if known is not None or numbers is not None:
         raise ValueError("known= goes with token ids, as numbers= does; a text marks its gaps itself: 'The [8] sat.'")
-    given = [text] if isinstance(text, str) or not isinstance(text, Iterable) else text
+    if n is None:
+        given = [text] if isinstance(text, str) or not isinstance(text, Iterable) else list(text)
+        filled = _fill_templates(model, given, torch.zeros(len(given), dtype=torch.long), settings, on_step)
+        return filled[0] if isinstance(text, str) else filled
+    if not isinstance(text, str):
+        raise ValueError(f"n {n} goes with one text: expected no list of them")
+    if n < 1:
+        raise ValueError(f"n {n} is out of range: expected 1 or more")
+    ways: list[Text] = []
+    for begin in range(0, n, BATCH):
+        rows = min(BATCH, n - begin)
+        watch = None if on_step is None else numbered_from(begin, on_step)
+        ways += _fill_templates(model, [text] * rows, begin + torch.arange(rows), settings, watch)
+    return ways
+
+
+def _are_ids(given: Any) -> bool:
+    """Whether these are token ids: a tensor, an array, or lists of numbers."""
+    if isinstance(given, list | tuple):
+        return bool(given) and (isinstance(given[0], int) or _are_ids(given[0]))
+    return hasattr(given, "shape")
+
+
+def _fill_templates(
+    model: Model, given: Sequence[str], numbers: Tensor, settings: How, on_step: OnStep | None
+) -> list[Text]:
+    """Each text with its gaps filled; numbers (B,): which sample of the seed each is."""
     context = model.config.length
     templates = [parse_gaps(model.text_codec, one, context) for one in given]
     if not templates:
@@ -116,22 +141,22 @@ def fill_text(
         asked[row, len(lead) : end] = ~torch.tensor(template.known)
         spaced[row, [len(lead) + i for i in template.spaced]] = True
     known = ~asked & (torch.arange(L) < lengths[:, None])
-    keys = row_keys(settings.seed, torch.zeros(len(templates), dtype=torch.long))
+    keys = row_keys(settings.seed, numbers)
     done = decide(model, tokens, known, keys, settings, wanted=asked, spaced=spaced, on_step=on_step)
-    filled = _texts(model.text_codec, done, lengths)
-    return filled[0] if isinstance(text, str) else filled
+    return _texts(model.text_codec, done, lengths)
 
 
 def _fill_tokens(
-    model: Model, tokens: Tensor, known: Tensor | None, numbers: Tensor | None, settings: How, on_step: OnStep | None
+    model: Model, tokens: Tensor, known: Numbers, numbers: Numbers, settings: How, on_step: OnStep | None
 ) -> Sampled:
+    known = None if known is None else torch.as_tensor(known).cpu().bool()
     if known is None or known.shape != tokens.shape or tokens.ndim != 2:
         raise ValueError("token ids to fill are (B, L), with known= a mask of the same shape")
     if not len(tokens):
         raise ValueError(f"token ids to fill are {tuple(tokens.shape)}: expected 1 row or more")
-    tokens, known = tokens.cpu().clone(), known.cpu().bool()
+    tokens = tokens.cpu().clone()
     check_rows(model, tokens, known, only_known=True)
-    numbers = torch.arange(len(tokens)) if numbers is None else numbers.cpu()
+    numbers = torch.arange(len(tokens)) if numbers is None else whole("numbers", numbers).cpu()
     if numbers.shape != (len(tokens),):
         raise ValueError(f"numbers {tuple(numbers.shape)} of {len(tokens)} rows: expected one for each")
     keys = row_keys(settings.seed, numbers)

@@ -59,7 +59,7 @@ GREY = np.zeros((3, 3), np.uint8)
 @pytest.mark.parametrize(
     ("call", "message"),
     [
-        (lambda m: generate(m, n=1, prompt="a"), "prompt= is for models of text: this is one of pictures"),
+        (lambda m: generate(m, n=1, prompt="a"), "prompt= is for models of text: this is one of images"),
         (lambda m: generate(m, n=1, strands=2), "strands 2 are of text: this is a model of images"),
         (lambda m: generate(m, n=1, order="left"), "unknown order 'left': expected one of halton, confidence"),
         (lambda m: fill(m, GREY), "known= is missing: expected a mask of the picture's pixels"),
