@@ -196,6 +196,23 @@ class Drafts:
         parts = [(number, steps == number) for number in numbers]
         return [Step(number, at[own], positions[own], tokens[own], chances[own]) for number, own in parts]
 
+    def record(self, rows: Tensor, tokens: Tensor, came: Tensor, chances: Tensor) -> list[Step]:
+        """Write down what rounds of rows (S,) have decided since the last time, elsewhere; (S, L) in the plan's order.
+
+        came: the round of each token, -1 where it was not decided.
+        """
+        order = self.plan.order[rows]
+        new = (came >= 0) & (self.came[rows].gather(1, order) < 0)
+        owner, place = new.nonzero(as_tuple=True)
+        at, positions = rows[owner], order[owner, place]
+        tokens, chances, came = tokens[owner, place], chances[owner, place], came[owner, place]
+        self.tokens[at, positions], self.chance[at, positions] = tokens, chances.float()
+        self.came[at, positions] = came
+        self.number[rows] = self.upcoming[rows].gather(1, (self.number[rows] + new.sum(1))[:, None])[:, 0]
+        self.taken[rows] = self.came[rows].amax(1) + 1
+        numbers = came.unique().tolist()
+        return [Step(n, *(x[came == n] for x in (at, positions, tokens, chances))) for n in numbers]
+
     def begin(self, rows: Tensor, again: Tensor) -> None:
         """Begin the next round of rows (S,) that are in the same one, which decides again (S, L) anew.
 

@@ -168,6 +168,10 @@ class PartitionCache:
             self.found, self.rest = first.new_zeros(1, *shape), first.new_zeros(len(backbone.decoder), *shape)
             self.tensors = self.encoded, self.found, self.rest
 
+    def encode(self, state: BatchState, context: Offsets) -> None:
+        """Encode all that is known, so that later steps find it."""
+        self._keys(state, context, True)
+
     def forward(self, state: BatchState, context: Offsets, targets: Offsets, whole: bool) -> tuple[Tensor, Tensor]:
         at = state.next(targets)
         return self._read(state, context, targets, whole, at, chain=False), at

@@ -18,14 +18,17 @@ import torch
 from torch import Tensor, nn
 
 from maskless import logits as lg
-from maskless.drafts import Ask, Drafts, OnStep
-from maskless.draw import Filter
-from maskless.engine.engine import Engine
+from maskless.drafts import Ask, Drafts, OnStep, Tally
+from maskless.draw import Filter, Truncation
+from maskless.engine.backbones import PartitionBackbone
+from maskless.engine.engine import GPU_LOCK, Engine
 from maskless.engine.kv_slots import KVSlots, SlotQuery, keeps
 from maskless.engine.networks import serves
 from maskless.engine.registry import engine_of
+from maskless.engine.rounds import RoundKind
 from maskless.nn import Network
-from maskless.sampling import Plain
+from maskless.plans import Plan
+from maskless.sampling import Plain, cells_of
 
 KEPT = 1 << 32  # bytes of keys and values that the rows of a network may keep together
 
@@ -62,7 +65,7 @@ class WholePlans(Plain):
             drafts.tokens,
             drafts.current,
             drafts.keys,
-            filter=self._filter(drafts),
+            filter=_filter_of(drafts, torch.arange(len(drafts)), self.engine.device),
             never=drafts.never,
             warmup=drafts.warmup if first else 0,
             labels=drafts.labels,
@@ -72,12 +75,13 @@ class WholePlans(Plain):
         )
         drafts.settle()
 
-    def _filter(self, drafts: Drafts) -> Filter:
-        (filter, *_) = drafts.filters(torch.zeros(1, dtype=torch.long))
-        if drafts.spaced is not None:
-            spaced, begins = (x.to(self.engine.device) for x in drafts.spaced)
-            return _AfterSpace(spaced, begins, filter)
-        return partial(filter) if int(drafts.round.max()) else filter  # a plain function: rounds share buffers
+
+def _filter_of(drafts: Drafts, rows: Tensor, device: torch.device) -> Filter:
+    """What logits of these rows (S,), all in the same round, go through before a draw."""
+    (filter, *_) = drafts.filters(rows[:1])
+    if drafts.spaced is not None:
+        return _AfterSpace(drafts.spaced[0][rows].to(device), drafts.spaced[1].to(device), filter)
+    return partial(filter) if int(drafts.round.max()) else filter  # a plain function: rounds share buffers
 
 
 @dataclass(frozen=True, eq=False)
@@ -99,6 +103,51 @@ class Slots(Plain):
     def __init__(self, network: Network, slots: KVSlots):
         super().__init__(network, slots.engine.answer)
         self.slots = slots
+
+    def follow(self, drafts: Drafts, on_step: OnStep | None) -> None:
+        """Exact drafts go through rounds of the engine's own, but for what those do not know, and empty contexts."""
+        backbone, known = self.slots.backbone, drafts.plan.ends.gather(1, drafts.number[:, None])
+        if (
+            drafts.draft
+            and drafts.weights is None
+            and not (drafts.warmup or drafts.top)
+            and isinstance(backbone, PartitionBackbone)
+            and int(known.min()) + backbone.lead
+        ):
+            while len(rows := drafts.next()):
+                self._in_rounds(drafts, rows, on_step)
+        else:
+            super().follow(drafts, on_step)
+
+    def _in_rounds(self, drafts: Drafts, rows: Tensor, on_step: OnStep | None) -> None:
+        """Rounds of rows (S,) until all are done; on a CPU until half of them are, so that few wait for the last."""
+        if on_step is not None and self.slots.engine.lock is GPU_LOCK:
+            on_step = GPU_LOCK.outside(on_step)
+        engine, filter = self.slots.engine, _filter_of(drafts, rows, self.slots.engine.device)
+        plan = Plan(drafts.plan.order[rows], drafts.plan.ends[rows])
+        kind = RoundKind(
+            rows=len(rows),
+            length=plan.order.shape[1],
+            draft=drafts.draft,
+            filter=filter if isinstance(filter, Truncation) else None,
+            never=drafts.never,
+            cells=cells_of(engine.device),
+        )
+        alone = engine.device.type == "cpu"
+        with engine.rounds(kind) as run:
+            known = plan.ends.gather(1, drafts.number[rows, None])[:, 0]
+            labels = None if drafts.labels is None else drafts.labels[rows]
+            run.begin(drafts.tokens[rows], plan, drafts.keys[rows], known, drafts.taken[rows], filter, labels)
+            left, enough = run.left(), len(rows) // 2 if alone else 0
+            while int((left > 0).sum()) > enough:
+                run.play(1 if alone or on_step is not None else max(1, int(left.max()) // drafts.draft))
+                left = run.left()
+                if on_step is not None:
+                    for step in drafts.record(rows, *run.found()):
+                        on_step(step)
+            drafts.record(rows, *run.found())
+            rounds, drafted, accepted, decided, nats = run.figures.tolist()
+            drafts.tally += Tally(int(rounds), int(drafted), int(accepted), int(decided), nats)
 
     @property
     def room(self) -> int:

@@ -15,6 +15,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -24,6 +25,7 @@ from maskless.draw import Filter, Guidance, Truncation
 from maskless.engine.answer import answer
 from maskless.engine.backbones import CausalBackbone, PartitionBackbone
 from maskless.engine.networks import fold, serves
+from maskless.engine.rounds import RoundKind, Rounds
 from maskless.engine.run import BatchRun, Kind, RowsToDecide
 from maskless.nn import device_of
 from maskless.nn.calls import ForkSafeLock
@@ -34,6 +36,7 @@ from maskless.problems import Problems
 SHAPES = 4  # how many runs an engine keeps, with their buffers and graphs, when no call uses them
 GPU_LOCK = ForkSafeLock()  # of calls on a GPU: a capture must not meet another one, nor memory that is given back
 _runs_lock = ForkSafeLock()  # of the lists of runs
+Run = TypeVar("Run")
 
 
 class Engine:
@@ -51,7 +54,7 @@ class Engine:
         self.graphs = graphs and self.device.type == "cuda"
         self.size = Size.of(network)
         self.lock = GPU_LOCK if self.device.type == "cuda" else nullcontext()
-        self.runs: list[tuple[Kind, BatchRun]] = []  # which no call uses, the last used ones last
+        self.runs: list[tuple[Kind | RoundKind, Any]] = []  # which no call uses, the last used ones last
 
     def sample(
         self,
@@ -95,7 +98,7 @@ class Engine:
             ends = torch.arange(int(ends[:, 0].min()), int(ends.max()) + 1).expand(len(tokens), -1)
         if on_step is not None and self.lock is GPU_LOCK:
             on_step = GPU_LOCK.outside(on_step)
-        with self.computing(), self._lent(kind) as run:
+        with self.computing(), self._lent(kind, BatchRun) as run:
             run.begin(task, ends[:, 0], filter)
             stepper = _Stepper(run, ends + self.backbone.lead, task.weights, self.size)
             for number in range(plan.steps):
@@ -103,6 +106,14 @@ class Engine:
                 if on_step is not None and bool((plan.ends[:, number] < plan.ends[:, number + 1]).any()):
                     on_step(_decided(number, plan, run.decided()))
             tokens.scatter_(1, plan.order, run.decided())
+
+    @contextmanager
+    def rounds(self, kind: RoundKind) -> Iterator[Rounds]:
+        """Exact rounds of a kind of batch, for as long as a call needs them."""
+        passes = self.size.work(kind.rows, 2 * kind.rows * kind.draft)
+        work = passes + 3 * DRAWING * kind.rows * kind.draft * self.backbone.head.vocab
+        with self.computing(work), self._lent(kind, Rounds) as run:
+            yield run
 
     def answer(self, problems: Problems) -> Tensor:
         """Logits at the targets of problems, as the network gives them: for orders that are found on the way."""
@@ -151,7 +162,7 @@ class Engine:
         return RowsToDecide(tokens=tokens, plan=plan, keys=keys, labels=labels.cpu(), weights=weights, warm=warm)
 
     @contextmanager
-    def _lent(self, kind: Kind) -> Iterator[BatchRun]:
+    def _lent(self, kind: Kind | RoundKind, make: Callable[..., Run]) -> Iterator[Run]:
         """Buffers and graphs for a kind of batch that no other call uses meanwhile; the least recently used ones go."""
         with _runs_lock:
             mine = next((one for one in reversed(self.runs) if one[0] == kind), None)
@@ -161,7 +172,7 @@ class Engine:
                 del self.runs[: max(0, len(self.runs) - SHAPES + 1)]
         if mine is None:
             graphs = self.graphs and kind.filter is not None  # another filter may change with each call
-            mine = kind, BatchRun(self.backbone, kind, device=self.device, graphs=graphs)
+            mine = kind, make(self.backbone, kind, device=self.device, graphs=graphs)
         try:
             yield mine[1]
         finally:
