@@ -14,8 +14,8 @@ from maskless.engine import Engine, serves
 from maskless.engine import graphs as graphs_module
 from maskless.engine import run as run_module
 from maskless.engine.engine import SHAPES
-from maskless.engine.graphs import Graphs
-from maskless.engine.run import Equal, Kind, Rounded, RowsToDecide
+from maskless.engine.graphs import Equal, Graphs, Rounded
+from maskless.engine.run import Kind, RowsToDecide
 from maskless.logits import row_keys
 from maskless.order import COUNTS, ORDERS
 from maskless.plans import Plan, plan, plan_causal
