@@ -14,8 +14,8 @@ from maskless.engine import Engine, serves
 from maskless.engine import graphs as graphs_module
 from maskless.engine import run as run_module
 from maskless.engine.engine import SHAPES
-from maskless.engine.graphs import Graphs
-from maskless.engine.run import BatchRun, Equal, Kind, Rounded, RowsToDecide
+from maskless.engine.graphs import Equal, Graphs, Rounded
+from maskless.engine.run import Kind, RowsToDecide
 from maskless.logits import row_keys
 from maskless.order import COUNTS, ORDERS
 from maskless.plans import Plan, plan, plan_causal
@@ -98,7 +98,7 @@ def engine_logits(engine: Engine, tokens: Tensor, way: Plan, keys: Tensor, cache
     """The logits of each step, either from the cache or with all that is known encoded anew."""
     rows, length = tokens.shape
     kind = Kind(rows=rows, length=length, keeps=cached or engine.backbone.keeps, filter=Truncation())
-    with engine._lent(kind, BatchRun) as run:
+    with engine._lent(kind) as run:
         pass  # nobody else is there
     task = RowsToDecide(tokens=tokens, plan=way, keys=keys, labels=torch.zeros(rows, dtype=torch.long))
     run.begin(task, way.ends[:, 0], Truncation())
@@ -275,7 +275,7 @@ def test_draws_on_a_gpu_follow_the_probabilities(p_value):
 
 
 def test_regular_spans_are_those_of_offsets(tiny):
-    with Engine(tiny("ordered"))._lent(Kind(rows=3, length=5, keeps=True, filter=Truncation()), BatchRun) as run:
+    with Engine(tiny("ordered"))._lent(Kind(rows=3, length=5, keeps=True, filter=Truncation())) as run:
         assert torch.equal(run._regular(3, 2).bounds, Offsets.regular(3, 2).bounds)
 
 

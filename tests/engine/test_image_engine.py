@@ -11,7 +11,7 @@ from maskless.drafts import Step
 from maskless.draw import SCHEDULES, Guidance, Truncation
 from maskless.engine import Engine, engine_of, serves
 from maskless.engine import run as run_module
-from maskless.engine.run import Equal, Rounded
+from maskless.engine.graphs import Equal, Rounded
 from maskless.engine.stream import Conditions
 from maskless.logits import row_keys
 from maskless.nn.maskgit import MaskGIT, MaskGITConfig

@@ -112,12 +112,18 @@ def training(config: Config, problems: Problems) -> int:
 
 def partition(config: PartitionConfig, work: Load) -> int:
     """Of a Partition Transformer without GroupSwap's queries."""
-    D, decoder = config.width, config.decoder
-    encode = config.encoder * (linear(work.fresh, 12 * D * D) + attend(work.pairs, D))
-    keys_and_values = linear(work.fresh, 2 * D * D * (1 + decoder))  # of GroupSwap and of each decoder layer
-    look_up = (1 + decoder) * attend(work.known * work.targets if work.seen is None else work.seen.long(), D)
-    decide = linear(work.targets, D * D + decoder * 10 * D * D + D * config.vocab)  # GroupSwap's output, layers, head
-    return encode + keys_and_values + look_up + decide
+    D, (encode, decide) = config.width, partition_weights(config)
+    seen = work.known * work.targets if work.seen is None else work.seen.long()
+    attention = config.encoder * attend(work.pairs, D) + (1 + config.decoder) * attend(seen, D)
+    return linear(work.fresh, encode) + attention + linear(work.targets, decide)
+
+
+def partition_weights(config: PartitionConfig) -> tuple[int, int]:
+    """In the matrices that encode a token, and in those that decide a target."""
+    square = config.width**2
+    encode = config.encoder * 12 * square + (1 + config.decoder) * 2 * square  # layers; keys and values of what follows
+    decide = square + config.decoder * 10 * square + config.width * config.vocab  # GroupSwap's output, layers, head
+    return encode, decide
 
 
 def masked(config: MaskedConfig | MaskGITConfig, targets: Tensor) -> int:

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from maskless.bench.case import Config
-from maskless.bench.flops import causal_pairs, layer_weights, sampled
+from maskless.bench.flops import causal_pairs, layer_weights, partition_weights, sampled
 from maskless.nn.causal import CausalConfig
 from maskless.nn.partition import PartitionConfig
 from maskless.plans import Plan
@@ -33,12 +33,10 @@ def sampling(config: Config, plan: Plan, refresh: int = 1, weights: Tensor | Non
 
 def _partition(config: PartitionConfig, plan: Plan, refresh: int, weights: Tensor | None, steps: int) -> int:
     """Of a Partition Transformer, in numbers."""
-    D, V, loads = config.width, config.vocab, sampled(config, plan, refresh, weights)
+    loads, (encode, decide) = sampled(config, plan, refresh, weights), partition_weights(config)
     encoding = int((torch.stack([load.fresh.sum(0) for load in loads]).sum(0) > 0).sum())  # steps that encode something
-    encode = config.encoder * 12 * D * D + (1 + config.decoder) * 2 * D * D
-    decide = D * D + config.decoder * 10 * D * D + D * V
     layers = config.encoder + 1 + config.decoder  # that have keys and values
     known = sum(int(load.known.sum()) for load in loads)
     has_cache = config.context == "ordered" or refresh > 1
-    cache = known * layers * 2 * D if has_cache else 0  # written if fresh, else read
+    cache = known * layers * 2 * config.width if has_cache else 0  # written if fresh, else read
     return encoding * encode + steps * decide + cache

@@ -1,8 +1,8 @@
-"""What the engine computes in a step: what the head reads at the targets, of each kind of network.
+"""What the engine computes in a step, for each kind of network: the hidden states at the targets.
 
-A backbone opens a cache for a batch, whose one call goes forward: given the state (which tokens are known, in which
-order) it encodes the last known tokens of each row and returns the stream at the targets. What was encoded before lies
-in the cache's tensors, if it keeps any.
+A backbone is a network with folded weights. For a batch it makes a cache, whose `forward` takes the state of the batch
+(which tokens are known, in which order), encodes the last known tokens of each row and returns the stream at the
+targets. What was encoded before lies in the cache's tensors, if it keeps any.
 
 Shapes: B rows, N columns of a row, T tokens that are encoded, U targets, D width, h heads, d head width.
 """
@@ -42,7 +42,7 @@ class Backbone(Protocol):
     """One kind of network, folded."""
 
     head: Readout
-    keeps: bool  # whether what was encoded stays valid, so that only new tokens need be encoded
+    keeps: bool  # whether what was encoded stays valid, so that only new tokens have to be encoded
     lead: int  # columns of a row before its first token
     places: int  # positions before that of its first token
     dropped: int | None  # the label that stands for none, where there are labels
@@ -51,7 +51,7 @@ class Backbone(Protocol):
 
 
 class Cache(Protocol):
-    """A backbone at work on a batch of some size, with its buffers."""
+    """The buffers of a backbone for a batch of some size, and the forward pass that uses them."""
 
     tensors: tuple[Tensor, ...]  # (layers, 2, B, h, N, d) each; with them, a later step must encode what one left out
     norms: OpenNorms

@@ -1,8 +1,8 @@
-"""What answers drafts fast: an engine that runs whole plans, or one that keeps what it has encoded of each row.
+"""Backends of the sampler: an engine that runs whole plans, or one that caches what it has encoded of each row.
 
-A network with ordered context, or a causal one, never changes what it has encoded. Its rows can have slots in the
-engine, which they take and leave between steps, and a step costs only the tokens that are new and those that are asked
-for. Any other network reads all that is known in every step.
+What a network with ordered context, or a causal one, has encoded stays valid. Its rows can have slots in a cache, which
+they take and leave between steps, and a step computes only the new tokens and the targets. Any other network encodes
+all known tokens in every step.
 
 Shapes: B rows, L length, U targets of a step, V vocabulary.
 """
@@ -19,7 +19,7 @@ from torch import Tensor, nn
 
 from maskless import logits as lg
 from maskless.drafts import Ask, Drafts, OnStep, Tally
-from maskless.draw import Filter, Truncation
+from maskless.draw import Filter
 from maskless.engine.backbones import PartitionBackbone
 from maskless.engine.engine import GPU_LOCK, Engine
 from maskless.engine.kv_slots import KVSlots, SlotQuery, keeps
@@ -30,11 +30,11 @@ from maskless.nn import Network
 from maskless.plans import Plan
 from maskless.sampling import Plain, cells_of
 
-KEPT = 1 << 32  # bytes of keys and values that the rows of a network may keep together
+KEPT = 1 << 32  # bytes of keys and values of all rows of a network
 
 
 def backend_of(network: nn.Module, *, draft: int = 0, length: int = 0) -> Plain:
-    """The fastest for rows that begin together: in step, or each at its own pace with drafts of so many tokens."""
+    """The fastest backend for rows that start together: in step, or with drafts of `draft` tokens at their own pace."""
     if not serves(network):
         return Plain(network)
     engine = engine_of(network)
@@ -42,7 +42,7 @@ def backend_of(network: nn.Module, *, draft: int = 0, length: int = 0) -> Plain:
 
 
 def slots_of(network: nn.Module, length: int) -> Slots | Plain:
-    """The fastest for rows that come and go, at most `length` tokens each."""
+    """The fastest backend for rows that come and go, at most `length` tokens each."""
     if not serves(network):
         return Plain(network)
     engine = Engine(network)
@@ -50,7 +50,7 @@ def slots_of(network: nn.Module, length: int) -> Slots | Plain:
 
 
 class WholePlans(Plain):
-    """A plan that is known beforehand is one run of an engine; an order that is found on the way goes step by step."""
+    """A plan that is known beforehand is one run of the engine; an order found on the way is taken step by step."""
 
     def __init__(self, network: Network, engine: Engine):
         super().__init__(network, engine.answer)
@@ -129,7 +129,6 @@ class Slots(Plain):
             rows=len(rows),
             length=plan.order.shape[1],
             draft=drafts.draft,
-            filter=filter if isinstance(filter, Truncation) else None,
             never=drafts.never,
             cells=cells_of(engine.device),
         )
@@ -140,7 +139,9 @@ class Slots(Plain):
             run.begin(drafts.tokens[rows], plan, drafts.keys[rows], known, drafts.taken[rows], filter, labels)
             left, enough = run.left(), len(rows) // 2 if alone else 0
             while int((left > 0).sum()) > enough:
-                run.play(1 if alone or on_step is not None else max(1, int(left.max()) // drafts.draft))
+                fewest = -(-int(left.max()) // drafts.draft)  # rounds that are needed in any case
+                for _ in range(1 if alone or on_step is not None else fewest):
+                    run.round()
                 left = run.left()
                 if on_step is not None:
                     for step in drafts.record(rows, *run.found()):
@@ -151,7 +152,7 @@ class Slots(Plain):
 
     @property
     def room(self) -> int:
-        """So many rows at once: what they keep has to fit into the memory."""
+        """How many rows fit at once: their keys and values have to fit into memory."""
         return self.slots.most if self.slots.backbone.dropped is None else max(1, self.slots.most // 2)
 
     def logits(self, asks: Sequence[Ask]) -> Tensor:

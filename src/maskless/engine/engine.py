@@ -15,7 +15,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
-from typing import Any, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -36,7 +35,6 @@ from maskless.problems import Problems
 SHAPES = 4  # how many runs an engine keeps, with their buffers and graphs, when no call uses them
 GPU_LOCK = ForkSafeLock()  # of calls on a GPU: a capture must not meet another one, nor memory that is given back
 _runs_lock = ForkSafeLock()  # of the lists of runs
-Run = TypeVar("Run")
 
 
 class Engine:
@@ -54,7 +52,7 @@ class Engine:
         self.graphs = graphs and self.device.type == "cuda"
         self.size = Size.of(network)
         self.lock = GPU_LOCK if self.device.type == "cuda" else nullcontext()
-        self.runs: list[tuple[Kind | RoundKind, Any]] = []  # which no call uses, the last used ones last
+        self.runs: list[tuple[Kind, BatchRun]] = []  # which no call uses, the last used ones last
 
     def sample(
         self,
@@ -98,7 +96,7 @@ class Engine:
             ends = torch.arange(int(ends[:, 0].min()), int(ends.max()) + 1).expand(len(tokens), -1)
         if on_step is not None and self.lock is GPU_LOCK:
             on_step = GPU_LOCK.outside(on_step)
-        with self.computing(), self._lent(kind, BatchRun) as run:
+        with self.computing(), self._lent(kind) as run:
             run.begin(task, ends[:, 0], filter)
             stepper = _Stepper(run, ends + self.backbone.lead, task.weights, self.size)
             for number in range(plan.steps):
@@ -112,8 +110,9 @@ class Engine:
         """Exact rounds of a kind of batch, for as long as a call needs them."""
         passes = self.size.work(kind.rows, 2 * kind.rows * kind.draft)
         work = passes + 3 * DRAWING * kind.rows * kind.draft * self.backbone.head.vocab
-        with self.computing(work), self._lent(kind, Rounds) as run:
-            yield run
+        assert isinstance(self.backbone, PartitionBackbone)
+        with self.computing(work):
+            yield Rounds(self.backbone, kind, device=self.device)
 
     def answer(self, problems: Problems) -> Tensor:
         """Logits at the targets of problems, as the network gives them: for orders that are found on the way."""
@@ -162,7 +161,7 @@ class Engine:
         return RowsToDecide(tokens=tokens, plan=plan, keys=keys, labels=labels.cpu(), weights=weights, warm=warm)
 
     @contextmanager
-    def _lent(self, kind: Kind | RoundKind, make: Callable[..., Run]) -> Iterator[Run]:
+    def _lent(self, kind: Kind) -> Iterator[BatchRun]:
         """Buffers and graphs for a kind of batch that no other call uses meanwhile; the least recently used ones go."""
         with _runs_lock:
             mine = next((one for one in reversed(self.runs) if one[0] == kind), None)
@@ -172,7 +171,7 @@ class Engine:
                 del self.runs[: max(0, len(self.runs) - SHAPES + 1)]
         if mine is None:
             graphs = self.graphs and kind.filter is not None  # another filter may change with each call
-            mine = kind, make(self.backbone, kind, device=self.device, graphs=graphs)
+            mine = kind, BatchRun(self.backbone, kind, device=self.device, graphs=graphs)
         try:
             yield mine[1]
         finally:

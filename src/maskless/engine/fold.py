@@ -95,7 +95,7 @@ def plain_layers(blocks: Iterable[nn.Module], dtype: torch.dtype) -> list[Layer]
 
 
 def cast_layer(dtype: torch.dtype, *linears: Linear) -> Layer:
-    """A layer of these, in a precision."""
+    """A layer of these linears, in a precision."""
     return Layer(*((weight.to(dtype), None if bias is None else bias.to(dtype)) for weight, bias in linears))
 
 

@@ -3,28 +3,43 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Generic, Protocol, TypeVar
+from dataclasses import dataclass
 
 import torch
 
 SPARE = 1 / 8  # of the GPU's memory: more than that is not kept unused
 
 
-class Shape(Protocol):
-    """What a step is captured for; equal shapes are the same step."""
+@dataclass(frozen=True)
+class Equal:
+    """A step whose rows all have as many tokens to encode, and as many targets."""
+
+    rows: int
+    context: int
+    targets: int
+    whole: bool  # what is encoded is all that is known
 
     @property
     def size(self) -> int:
-        """Tokens and targets."""
-        ...
-
-    def __hash__(self) -> int: ...
+        return self.rows * (self.context + self.targets)
 
 
-S = TypeVar("S", bound=Shape)
+@dataclass(frozen=True)
+class Rounded:
+    """A ragged step, rounded up: tokens in all, and at most of a row."""
+
+    context: tuple[int, int]
+    targets: tuple[int, int]
+
+    @property
+    def size(self) -> int:
+        return self.context[0] + self.targets[0]
 
 
-class Graphs(Generic[S]):
+Shape = Equal | Rounded  # what a step is captured for; equal shapes are the same step
+
+
+class Graphs:
     """The captured steps of one run, which share their memory.
 
     Steps of a full context grow, and memory that one of them freed never fits the next. So all that were seen are
@@ -33,10 +48,10 @@ class Graphs(Generic[S]):
 
     def __init__(self) -> None:
         self.pool = torch.cuda.graph_pool_handle()
-        self.seen: set[S] = set()
-        self.captured: dict[S, torch.cuda.CUDAGraph] = {}
+        self.seen: set[Shape] = set()
+        self.captured: dict[Shape, torch.cuda.CUDAGraph] = {}
 
-    def play(self, shape: S, launch: Callable[[S], None]) -> None:
+    def play(self, shape: Shape, launch: Callable[[Shape], None]) -> None:
         if shape in self.captured:
             self.captured[shape].replay()
         elif shape in self.seen:
@@ -50,7 +65,7 @@ class Graphs(Generic[S]):
             self.seen.add(shape)
             give_back_spare()
 
-    def _capture(self, shape: S, launch: Callable[[S], None]) -> torch.cuda.CUDAGraph:
+    def _capture(self, shape: Shape, launch: Callable[[Shape], None]) -> torch.cuda.CUDAGraph:
         """As torch.cuda.graph does it, without the garbage collection that costs more than the capture."""
         graph = torch.cuda.CUDAGraph()
         graph.capture_begin(pool=self.pool, capture_error_mode="thread_local")

@@ -1,9 +1,9 @@
-"""KV slots: sequences that join and leave between steps, each with what was encoded of it kept; for a server.
+"""KV slots: sequences that join and leave between steps, each with its keys and values cached; for a server.
 
 A run knows its rows and their plan before the first step, a server does not. Here each sequence has a slot, which is a
 row of the cache, and a step encodes only what became known since the last one. The sequences of a step have the first
-slots: when one leaves, the last takes its place. A newcomer is encoded in a pool of its own before it gets a slot, so
-that a long prompt pads nobody else's step.
+slots: when one leaves, the last one moves into its slot. A new sequence is encoded in a pool of its own before it gets
+a slot, so that a long prompt does not pad the steps of the others.
 
 Shapes: S sequences of a step, L length, U targets, B slots, N columns of a slot, D width, V vocabulary.
 """
@@ -22,7 +22,7 @@ from maskless.engine.engine import Engine
 from maskless.plans import Plan
 from maskless.problems import Offsets
 
-FEWEST = 8  # slots that are kept when there is no sequence
+FEWEST = 8  # slots that stay allocated without a sequence
 
 
 @dataclass(frozen=True)
@@ -52,7 +52,7 @@ def keeps(engine: Engine) -> bool:
 class KVSlots:
     """The sequences under way of one network, at most `length` tokens each.
 
-    memory: bytes of keys and values for which there are slots; more are made only if more sequences come than `most`.
+    memory: bytes for keys and values; slots beyond that (`most`) are made only if more sequences come.
     """
 
     def __init__(self, engine: Engine, length: int, memory: int = 1 << 32):
@@ -68,7 +68,7 @@ class KVSlots:
         self.most = max(1, memory // self.size)
 
     def keep(self, owners: Collection[Hashable]) -> None:
-        """All others leave."""
+        """Free the slots of all others."""
         for slot in reversed(range(len(self.owners))):
             if self.owners[slot] in owners:
                 continue

@@ -1,4 +1,4 @@
-"""Which networks the engine can compute, and the backbone of each."""
+"""Which networks the engine serves, and the backbone of each."""
 
 from __future__ import annotations
 

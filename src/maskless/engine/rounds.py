@@ -1,8 +1,8 @@
 """Exact rounds: tokens are drafted, checked as a chain and accepted on the device, without a word to the host.
 
 Every row has k targets in every round, also where fewer are left: what is beyond its end is computed and thrown away.
-So all rounds have the same shapes, and on CUDA one captured round is replayed. What a check has encoded stays: only the
-last token that a row has decided is encoded in its next round.
+So all rounds have the same shapes. What a check has encoded stays: only the last token that a row has decided is
+encoded in its next round.
 
 Shapes: B rows, L length, N columns of a row, k drafted tokens of a row, V vocabulary.
 """
@@ -15,10 +15,9 @@ import torch
 from torch import Tensor
 
 from maskless import logits as lg
-from maskless.draw import DRAW, Filter, Truncation
+from maskless.draw import DRAW, Filter
 from maskless.engine.backbones import PartitionBackbone, PartitionCache
 from maskless.engine.batch_state import BatchState
-from maskless.engine.graphs import Graphs
 from maskless.plans import Plan
 from maskless.problems import Offsets
 from maskless.speculation import ACCEPT, RESIDUAL
@@ -28,24 +27,19 @@ FIGURES = 5  # rounds, drafted, accepted, decided, nats: those of a `Tally`
 
 @dataclass(frozen=True, kw_only=True)
 class RoundKind:
-    """What the buffers and graphs of exact rounds are made for."""
+    """What the buffers of exact rounds are made for."""
 
     rows: int
     length: int
     draft: int
-    filter: Truncation | None  # None: any other, which may change with each call
     never: tuple[int, ...] = ()  # ids that are not drawn
     cells: int  # logits that are drawn from at once
 
-    @property
-    def size(self) -> int:
-        return self.rows * (2 * self.draft + 1)
-
 
 class Rounds:
-    """Rows that are decided exactly, each at its own pace: static buffers, a stream, and on CUDA a captured round."""
+    """Rows that are decided exactly, each at its own pace."""
 
-    def __init__(self, backbone: PartitionBackbone, kind: RoundKind, *, device: torch.device, graphs: bool):
+    def __init__(self, backbone: PartitionBackbone, kind: RoundKind, *, device: torch.device):
         self.backbone, self.kind = backbone, kind
         columns = backbone.lead + kind.length + kind.draft
         self.state = BatchState.empty(kind.rows, columns, device)
@@ -60,8 +54,6 @@ class Rounds:
         self.segments = torch.arange(kind.rows + 1, dtype=torch.int32, device=device)
         never = torch.tensor(kind.never, dtype=torch.long, device=device)
         self.ruled_out = torch.zeros(backbone.head.vocab, device=device).index_fill(0, never, -torch.inf)
-        self.stream = torch.cuda.Stream(device) if device.type == "cuda" else None
-        self.graphs: Graphs[RoundKind] | None = Graphs() if graphs else None
 
     def begin(
         self,
@@ -104,32 +96,20 @@ class Rounds:
         if int(before.max()):
             self.cache.encode(state, Offsets.from_lengths(before).map(lambda x: x.to(state.known.device)))
         put(state.known, known + lead)
-        if self.stream is not None:
-            self.stream.wait_stream(torch.cuda.current_stream())
-
-    def play(self, rounds: int = 1) -> None:
-        """Take rounds, without waiting for any of them."""
-        with torch.cuda.stream(self.stream):
-            for _ in range(rounds):
-                if self.graphs is None:
-                    self._round(self.kind)
-                else:
-                    self.graphs.play(self.kind, self._round)
 
     def left(self) -> Tensor:
         """How many tokens of each row are still to be decided.  -> (B,)"""
-        with torch.cuda.stream(self.stream):
-            lg.check_drawn(int(self.largest), self.backbone.head.vocab)
-            return (self.ends - self.state.known).cpu()
+        lg.check_drawn(int(self.largest), self.backbone.head.vocab)
+        return (self.ends - self.state.known).cpu()
 
     def found(self) -> tuple[Tensor, Tensor, Tensor]:
         """Tokens, the round that decided each and its probability, in the order of the plan.  -> (B, L) x 3"""
         span = slice(self.backbone.lead, self.backbone.lead + self.kind.length)
-        with torch.cuda.stream(self.stream):
-            return self.state.tokens[:, span].cpu(), self.came[:, span].cpu(), self.chance[:, span].cpu().double()
+        return self.state.tokens[:, span].cpu(), self.came[:, span].cpu(), self.chance[:, span].cpu().double()
 
-    def _round(self, kind: RoundKind) -> None:
-        state, cache, k = self.state, self.cache, kind.draft
+    def round(self) -> None:
+        """Draft, check, accept; nothing waits for the device."""
+        state, cache, k = self.state, self.cache, self.kind.draft
         start = state.known.clone()
         x, at = cache.forward(state, self._regular(1), self._regular(k), whole=False)
         p = self.backbone.head.logits(x)  # (B * k, V)

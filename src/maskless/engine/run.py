@@ -21,7 +21,7 @@ from maskless.draw import DRAW, Filter, Truncation
 from maskless.engine import kernels
 from maskless.engine.backbones import Backbone, CausalBackbone, PartitionBackbone
 from maskless.engine.batch_state import BatchState
-from maskless.engine.graphs import Graphs
+from maskless.engine.graphs import Equal, Graphs, Rounded, Shape
 from maskless.plans import Plan
 from maskless.problems import Offsets
 
@@ -57,32 +57,6 @@ class RowsToDecide:
         return values.gather(1, self.plan.came().gather(1, self.plan.order).clamp_min(0))
 
 
-@dataclass(frozen=True)
-class Equal:
-    """A step whose rows all have as many tokens to encode, and as many targets."""
-
-    rows: int
-    context: int
-    targets: int
-    whole: bool  # what is encoded is all that is known
-
-    @property
-    def size(self) -> int:
-        return self.rows * (self.context + self.targets)
-
-
-@dataclass(frozen=True)
-class Rounded:
-    """A ragged step, rounded up: tokens in all, and at most of a row."""
-
-    context: tuple[int, int]
-    targets: tuple[int, int]
-
-    @property
-    def size(self) -> int:
-        return self.context[0] + self.targets[0]
-
-
 class BatchRun:
     """One kind of batch at work: static buffers, a stream of its own, and the captured steps.
 
@@ -109,7 +83,7 @@ class BatchRun:
         never = torch.tensor(kind.never, dtype=torch.long, device=device)
         self.bias = backbone.head.bias.index_fill(0, never, -torch.inf)
         self.stream = torch.cuda.Stream(device) if device.type == "cuda" else None
-        self.graphs: Graphs[Equal | Rounded] | None = Graphs() if graphs else None
+        self.graphs = Graphs() if graphs else None
 
     def decided(self) -> Tensor:
         """The tokens, in the order of the plan; an error where none could be drawn.  -> (B, L)"""
@@ -181,13 +155,13 @@ class BatchRun:
         self.state.known[self.rows :] = self.grain
         return Rounded(*spans)
 
-    def _play(self, shape: Equal | Rounded) -> None:
+    def _play(self, shape: Shape) -> None:
         if self.graphs is None:
             self._launch(shape)
         else:
             self.graphs.play(shape, self._launch)
 
-    def _launch(self, shape: Equal | Rounded) -> None:
+    def _launch(self, shape: Shape) -> None:
         if isinstance(shape, Equal):
             context, targets = (self._regular(shape.rows, n) for n in (shape.context, shape.targets))
             self._step(context, targets, shape.whole)
