@@ -13,6 +13,7 @@ from maskless.codec.text import byte_codec
 from maskless.drafts import Drafts
 from maskless.draw import Guidance, Truncation, constant
 from maskless.engine import Slots, backend_of
+from maskless.engine.rounds import Rounds
 from maskless.logits import row_keys
 from maskless.mixture import Mixture
 from maskless.order import COUNTS, ORDERS, strands
@@ -230,10 +231,18 @@ def test_schedules_of_a_draft_are_those_of_its_tokens():
     assert list(itertools.chain(ask.numbers.tolist())) == [0, 1, 2]
 
 
+def landed(step) -> tuple:
+    return step.number, *sorted(zip(step.rows.tolist(), step.positions.tolist(), step.tokens.tolist(), strict=True))
+
+
 @pytest.mark.parametrize("guided", [False, True])
 @pytest.mark.parametrize("register", [False, True])
-def test_what_was_kept_gives_the_answers_of_the_network(tiny, guided, register):
-    """Drafts and checks by slots, which encode new tokens only, are those of the plain network."""
+@pytest.mark.parametrize("name", ["plain", "cool nucleus"])
+@pytest.mark.parametrize("watched", [False, True])
+def test_what_was_kept_gives_the_answers_of_the_network(tiny, monkeypatch, guided, register, name, watched):
+    """Drafts and checks that encode new tokens only, in slots or in rounds, are those of the plain network."""
+    rounds, one = [], Rounds.round
+    monkeypatch.setattr(Rounds, "round", lambda self: (rounds.append(self.kind.rows), one(self)))
     classes = {"classes": 2, "grid": (1, 8), "registers": register} if guided or register else {}
     network = tiny("ordered", scale=0.2, vocab=7, never=None, length=9, width=32, **classes)
     generator = torch.Generator().manual_seed(0)
@@ -248,6 +257,8 @@ def test_what_was_kept_gives_the_answers_of_the_network(tiny, guided, register):
             keys=row_keys(0, torch.arange(5)),
             labels=torch.tensor([0, 1, 0, 1, 0]) if classes else None,
             guidance=Guidance(weight=2.0, dropped=2, schedule=constant) if guided else None,
+            filter=FILTERS[name],
+            never=(3,),
             draft=4,
         )
 
@@ -255,8 +266,10 @@ def test_what_was_kept_gives_the_answers_of_the_network(tiny, guided, register):
     backend = backend_of(network, draft=4, length=9)
     assert isinstance(backend, Slots)
     seen = ([], [])
-    run(mine, backend, seen[0].append)
+    run(mine, backend, seen[0].append if watched else None)
     run(plain, Plain(network), seen[1].append)
+    assert rounds[:1] == ([] if guided else [5])
+    assert not watched or list(map(landed, seen[0])) == list(map(landed, seen[1]))
     assert torch.equal(mine.tokens, plain.tokens)
     assert torch.equal(mine.came, plain.came)
     assert mine.tally.accepted == plain.tally.accepted < mine.tally.drafted
