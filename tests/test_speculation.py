@@ -244,7 +244,7 @@ def test_what_was_kept_gives_the_answers_of_the_network(tiny, monkeypatch, guide
     rounds, one = [], Rounds.round
     monkeypatch.setattr(Rounds, "round", lambda self: (rounds.append(self.kind.rows), one(self)))
     classes = {"classes": 2, "grid": (1, 8), "registers": register} if guided or register else {}
-    network = tiny("ordered", scale=0.2, vocab=7, never=None, length=9, width=32, **classes)
+    network = tiny("ordered", scale=0.4, vocab=7, never=None, length=9, width=32, **classes)
     generator = torch.Generator().manual_seed(0)
     order = torch.cat([torch.zeros(5, 1, dtype=torch.long), 1 + torch.rand(5, 8, generator=generator).argsort(1)], 1)
     starts = torch.tensor([1, 1, 3, 5, 8])  # rows at their own pace; the last has one token left
@@ -254,7 +254,7 @@ def test_what_was_kept_gives_the_answers_of_the_network(tiny, monkeypatch, guide
         return Drafts(
             tokens=torch.randint(7, (5, 9), generator=torch.Generator().manual_seed(1)),
             plan=Plan(order.clone(), ends.clone()),
-            keys=row_keys(0, torch.arange(5)),
+            keys=row_keys(3, torch.arange(5)),
             labels=torch.tensor([0, 1, 0, 1, 0]) if classes else None,
             guidance=Guidance(weight=2.0, dropped=2, schedule=constant) if guided else None,
             filter=FILTERS[name],
