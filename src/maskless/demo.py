@@ -23,7 +23,7 @@ from maskless.revision import steps_of
 
 COLOURS = ("red", "yellow", "green", "cyan", "blue", "magenta")
 UNKNOWN = "·"
-STATIONS = 4  # how often a text is shown on its way where there is no terminal
+MILESTONES = 4  # how often a text is shown on its way where there is no terminal
 STORY_STEPS, FILL_STEPS, RACE_STEPS, PICTURE_STEPS = 64, 32, 32, 32
 ROUNDS = 16  # in which a text is looked over again
 HOW: dict[str, Any] = {"temperature": 0.8, "top_p": 0.9, "revise": ROUNDS}
@@ -140,7 +140,7 @@ class _Watching:
         if self.live is not None:
             self.live.update(self._shown())
             time.sleep(SECONDS / self.steps)
-        elif (step.number + 1) * STATIONS // self.steps > step.number * STATIONS // self.steps:
+        elif (step.number + 1) * MILESTONES // self.steps > step.number * MILESTONES // self.steps:
             self._print()
 
     def _shown(self) -> Padding:

@@ -248,7 +248,7 @@ def test_the_clock_goes_on_from_earlier_parts_and_stands_still_when_paused(monke
 
 
 def test_stations_come_every_so_many_steps_or_ten_times_over_the_run():
-    def stations(every, steps):
+    def milestones(every, steps):
         due, before = [], 0.0
         for done in range(1, steps + 1):
             step = Progress(done, torch.zeros(()), torch.zeros(()), 0.0, done / steps)
@@ -256,7 +256,7 @@ def test_stations_come_every_so_many_steps_or_ten_times_over_the_run():
             before = step.share
         return due
 
-    assert stations(3, 10) == [3, 6, 9]
-    assert stations(0, 10) == []
-    assert stations(None, 20) == list(range(2, 21, 2))
-    assert stations(None, 30_000)[:4] == [1_000, 2_000, 3_000, 4_000]
+    assert milestones(3, 10) == [3, 6, 9]
+    assert milestones(0, 10) == []
+    assert milestones(None, 20) == list(range(2, 21, 2))
+    assert milestones(None, 30_000)[:4] == [1_000, 2_000, 3_000, 4_000]

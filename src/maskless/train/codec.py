@@ -24,7 +24,7 @@ from maskless.nn import autocast
 from maskless.train import folder as folders
 from maskless.train import state
 from maskless.train.codec_loop import CodecConfig, Trainer, train_steps
-from maskless.train.folder import RunFolder, Station
+from maskless.train.folder import Milestone, RunFolder
 from maskless.train.loop import Progress
 from maskless.train.report import or_unknown, progress_bar
 
@@ -86,7 +86,7 @@ def configure(
 def resumed(
     folder: Path, images: list[str], *, factor: int | None = None, codec: dict[str, Any] | None = None, **training: Any
 ) -> CodecConfig:
-    """The configuration of a run that goes on, with a new end or other stations if they are named."""
+    """The configuration of a run that goes on, with a new end or other milestones if they are named."""
     config = read_config(folder)
     own = dataclasses.asdict(config.codec) | dataclasses.asdict(config) | {"factor": config.codec.factor}
     given = (codec or {}) | training | ({} if factor is None else {"factor": factor})
@@ -175,7 +175,7 @@ class CodecRun(RunFolder[CodecQuality]):
             out, _ = self.trainer.codec(images)
         return images, out
 
-    def stations(self) -> list[Station]:
+    def milestones(self) -> list[Milestone]:
         return [(self.settings.evaluate_every, lambda step: described(self.evaluate(step)))]
 
     def finish(self, step: int, say: Callable[[str], None]) -> CodecQuality:

@@ -41,7 +41,7 @@ RANGES: dict[str, Callable[[float], bool]] = {
 
 @dataclass(frozen=True, kw_only=True)
 class Settings:
-    """What every run has, of a network or of a codec: its end, its optimiser and its stations."""
+    """What every run has, of a network or of a codec: its end, its optimiser and its milestones."""
 
     steps: int
     minutes: float | None = None  # stop after this long (evaluating and saving not counted), if before the last step

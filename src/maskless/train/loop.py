@@ -25,9 +25,9 @@ from maskless.nn.blocks import CrossBlock, Head, Normalised, SelfBlock
 from maskless.nn.loss import cost
 from maskless.nn.partition import GroupSwap
 from maskless.objective import Task, mixed_seed
-from maskless.train.ahead import ahead
 from maskless.train.captured import Captured, Piece
 from maskless.train.config import RAGGED, Settings, TrainConfig
+from maskless.train.prefetch import prefetch
 from maskless.train.state import whole
 from maskless.train.tasks import objective_of, tasks_of
 
@@ -47,7 +47,7 @@ class Progress:
 
 
 def is_due(every: int | None, step: Progress, before: float) -> bool:
-    """Whether a station of the run is reached: every so many steps, or the default (see `TrainConfig`).
+    """Whether a milestone of the run is reached: every so many steps, or the default (see `TrainConfig`).
 
     before: the share of the run that was done a step earlier.
     """
@@ -133,7 +133,7 @@ def take_steps(
     share = share_done(config, start, clock, accelerator)
     if share >= 1:
         return
-    for step, (pieces, count) in enumerate(ahead(map(work.pieces, range(start, config.steps))), start):
+    for step, (pieces, count) in enumerate(prefetch(map(work.pieces, range(start, config.steps))), start):
         rate = config.rate(step, share)
         for group in optimizer.param_groups:
             group["lr"] = rate

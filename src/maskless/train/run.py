@@ -30,7 +30,7 @@ from maskless.train import folder as folders
 from maskless.train import state
 from maskless.train.config import MODELS, TrainConfig
 from maskless.train.data import open_data, same_data
-from maskless.train.folder import RunFolder, Station
+from maskless.train.folder import Milestone, RunFolder
 from maskless.train.loop import Progress, compile_layers, train
 from maskless.train.processes import accelerator_of, check_processes, processes
 from maskless.train.report import or_unknown, plot_losses
@@ -180,7 +180,7 @@ class Run(RunFolder[tuple[Likelihood, list[Text]]]):
             pictures.grid(pixels, self.folder / "samples.png", labels=labels, columns=8)
         return []
 
-    def stations(self) -> list[Station]:
+    def milestones(self) -> list[Milestone]:
         def look(step: int) -> str:
             found = self.evaluate(step, LOOK)
             return f"validation perplexity {found.perplexity:.1f} ± {or_unknown(found.perplexity_error, '.1f')}"

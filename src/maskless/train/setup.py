@@ -175,7 +175,7 @@ def _nothing_left(folder: Path) -> Iterator[None]:
 
 
 def resumed(folder: Path, request: Request) -> RunConfig:
-    """The configuration of a run that goes on, with a new end or other stations if the request names them."""
+    """The configuration of a run that goes on, with a new end or other milestones if the request names them."""
     config = RunConfig.read(folder)
     network = {"layers": config.network.get("encoder", 0) + config.network.get("decoder", 0)} | config.network
     own = dataclasses.asdict(config.train) | {k: v for k, v in network.items() if k in request.network}
