@@ -20,7 +20,7 @@ from torch import Tensor
 
 from maskless.checkpoint import Model, check_ids
 from maskless.codec.vq import ImageCodec, to_images, to_pixels
-from maskless.decide import decide
+from maskless.decide import decide, drafts_of
 from maskless.drafts import OnStep, numbered_from
 from maskless.how import How
 from maskless.logits import row_keys
@@ -157,7 +157,7 @@ def _draw(
     rows = torch.cat([lead.expand(len(tokens), -1), tokens.flatten(1)], 1)
     given = torch.cat([torch.ones(len(rows), len(lead), dtype=torch.bool), known.flatten(1)], 1)
     labels = None if model.frame.dropped is None else ids
-    done = decide(model, rows, given, keys, how, labels=labels, on_step=on_step)
+    done = decide(model, drafts_of(model, rows, given, keys, how, labels=labels), on_step)
     cells, came = (x[:, len(lead) :].unflatten(1, (h, w)) for x in (done.tokens, done.steps))
     pixels = to_pixels(codec.decode(cells.to(model.device)).cpu())
     names = [model.classes[i] if i < len(model.classes) else None for i in ids.tolist()]

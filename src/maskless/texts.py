@@ -10,7 +10,7 @@ from torch import Tensor
 
 from maskless.checkpoint import Model, check_rows
 from maskless.codec.text import TextCodec, parse_gaps
-from maskless.decide import Sampled, decide
+from maskless.decide import Sampled, decide, drafts_of
 from maskless.drafts import OnStep, numbered_from
 from maskless.how import How
 from maskless.logits import row_keys
@@ -67,7 +67,7 @@ def generate_texts(
         known = torch.arange(length).expand(rows, length) < len(given)
         keys = row_keys(settings.seed, first + begin + torch.arange(rows))
         watch = None if on_step is None else numbered_from(begin, on_step)
-        texts += _texts(text, decide(model, tokens, known, keys, settings, on_step=watch))
+        texts += _texts(text, decide(model, drafts_of(model, tokens, known, keys, settings), watch))
     return texts
 
 
@@ -117,8 +117,8 @@ def fill_text(
         spaced[row, [len(lead) + i for i in template.spaced]] = True
     known = ~asked & (torch.arange(L) < lengths[:, None])
     keys = row_keys(settings.seed, torch.zeros(len(templates), dtype=torch.long))
-    done = decide(model, tokens, known, keys, settings, wanted=asked, spaced=spaced, on_step=on_step)
-    filled = _texts(model.text_codec, done, lengths)
+    drafts = drafts_of(model, tokens, known, keys, settings, wanted=asked, spaced=spaced)
+    filled = _texts(model.text_codec, decide(model, drafts, on_step), lengths)
     return filled[0] if isinstance(text, str) else filled
 
 
@@ -135,7 +135,7 @@ def _fill_tokens(
     if numbers.shape != (len(tokens),):
         raise ValueError(f"numbers {tuple(numbers.shape)} of {len(tokens)} rows: expected one for each")
     keys = row_keys(settings.seed, numbers)
-    return decide(model, tokens, known, keys, settings, on_step=on_step)
+    return decide(model, drafts_of(model, tokens, known, keys, settings), on_step)
 
 
 def _texts(text: TextCodec, done: Sampled, lengths: Sequence[int] | Tensor | None = None) -> list[Text]:
