@@ -22,6 +22,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from maskless.codec.text import TextCodec
+from maskless.terminal import first_line
 
 DEFAULT = "openai-community/gpt2-large"  # of the paper's tables
 
@@ -137,8 +138,7 @@ def _read(place: str, name: str, where: dict[str, Any], device: torch.device | s
             network: Any = AutoModelForCausalLM.from_pretrained(place, dtype=torch.float32, **where)
             tokenizer = AutoTokenizer.from_pretrained(place, **where)
     except Exception as error:  # transformers, huggingface_hub, httpx: each raises its own
-        reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
-        raise ValueError(f"judge {name} cannot be read: {reason}") from error
+        raise ValueError(f"judge {name} cannot be read: {first_line(error)}") from error
     return network.to(device), tokenizer
 
 
