@@ -109,7 +109,7 @@ def test_a_loss_that_is_no_number_ends_the_run(milestones, configure, tmp_path):
         complete(tmp_path, configure(learning_rate=1e30, steps=20, **milestones))
 
 
-def test_a_resumed_run_has_the_stations_of_one_never_stopped(configure, tmp_path):
+def test_a_resumed_run_has_the_milestones_of_one_never_stopped(configure, tmp_path):
     whole, halves = tmp_path / "whole", tmp_path / "halves"
     config = configure(steps=20, evaluate_every=None, save_every=0)
     run(whole, config, Console(quiet=True))

@@ -302,7 +302,7 @@ def _entries(files: Store, found: Layout) -> Iterator[Entry]:
             yield Entry(f"{files.path}/{name}", place[1], place[0], partial(_decoded, read))
 
 
-def _decoded(read: Callable[[], Any]) -> np.ndarray:
+def _decoded(read: Callable[[], bytes]) -> np.ndarray:
     return decode(read())
 
 

@@ -173,7 +173,7 @@ def sweep(
     for K in dict.fromkeys(steps):
         if K not in points or (keep_texts and points[K].texts is None):
             batches = (draw(begin, min(batch, end - begin), K) for begin in range(first, end, batch))
-            watch, samples = Watch(batches, _decided), list[Sample]()
+            watch, samples = Watch(batches, lambda drawn: sum(one.decided for one in drawn)), list[Sample]()
             for some in watch:
                 samples += some
                 if on_batch is not None:
@@ -184,10 +184,6 @@ def sweep(
             points[K] = TextPoint(K, figures, watch.speed() if K else None, texts, drawn if K else None)
             keep(path, conditions, (points[K].as_dict() for K in sorted(points)))
         yield points[K]
-
-
-def _decided(samples: list[Sample]) -> int:
-    return sum(sample.decided for sample in samples)
 
 
 def mauve_installed() -> bool:

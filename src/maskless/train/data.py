@@ -8,7 +8,7 @@ from pathlib import Path
 
 import numpy as np
 
-from maskless.data.image_tokens import CODEC, ImageTokens, PreparedImages, holds_images, open_images
+from maskless.data.image_tokens import CODEC, PreparedImages, holds_images, open_images
 from maskless.data.tokens import INDEX, SPLITS, Prepared, open_tokens
 
 CODED = ("tokenizer.json", f"{CODEC}/config.json", f"{CODEC}/model.safetensors")  # what made the tokens: one or two
@@ -35,12 +35,17 @@ def fingerprint(data: Prepared | PreparedImages) -> str:
                 found.update(hashlib.file_digest(file, "sha256").digest())
     for name in SPLITS:
         rows = data.split(name)
-        count = min(SAMPLED, len(rows))
-        numbers = np.arange(count) * len(rows) // count
+        numbers = evenly(len(rows), SAMPLED)
         found.update(rows.rows(numbers).numpy().tobytes())
-        if isinstance(rows, ImageTokens) and (labels := rows.labels(numbers)) is not None:
+        if (labels := rows.labels(numbers)) is not None:
             found.update(labels.numpy().tobytes())
     return found.hexdigest()
+
+
+def evenly(count: int, most: int) -> np.ndarray:
+    """At most so many numbers below a count, over their whole range."""
+    taken = min(most, count)
+    return np.arange(taken) * count // taken
 
 
 def same_data(data: Prepared | PreparedImages, known: str | None, folder: Path) -> str:

@@ -101,10 +101,9 @@ def train(
     network, optimizer: as prepared by the accelerator. clock: goes on from earlier parts of the run. lead: so many
     tokens begin every row (a BOS), and come first in every order. grid: of images.
     """
-    world, rank, device = accelerator.num_processes, accelerator.process_index, accelerator.device
-    build = objective_of(config, lead, grid)
+    build, share = objective_of(config, lead, grid), share_of(accelerator)
     work = Workload(
-        lambda step: tasks_of(rows, config, build, step, world, rank, pad, device), _cost, config.task not in RAGGED
+        lambda step: tasks_of(rows, config, build, step, pad=pad, **share), _cost, config.task not in RAGGED
     )
     return take_steps(network, optimizer, work, config, accelerator, start=start, clock=clock)
 
@@ -149,6 +148,12 @@ def take_steps(
         yield Progress(done, loss, norm, rate, share)
         if share >= 1:
             return
+
+
+def share_of(accelerator: Accelerator) -> dict[str, Any]:
+    """Which part of a batch this process has, as `pieces_of` takes it."""
+    pinned = accelerator.device.type == "cuda"
+    return {"world": accelerator.num_processes, "rank": accelerator.process_index, "pinned": pinned}
 
 
 def _backward(

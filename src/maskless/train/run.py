@@ -9,7 +9,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 from accelerate import Accelerator
 from rich.console import Console
@@ -23,7 +22,7 @@ from maskless.data.image_tokens import ImageTokens, PreparedImages
 from maskless.data.tokens import Prepared, TokenRows
 from maskless.ema import EMA
 from maskless.evaluate.likelihood import Likelihood, likelihood
-from maskless.images import generate_images
+from maskless.images import generate_images, pixels_of
 from maskless.mixture import Mixture
 from maskless.nn.blocks import open_gates
 from maskless.train import folder as folders
@@ -175,9 +174,8 @@ class Run(RunFolder[tuple[Likelihood, list[Text]]]):
             model = self.model.to(self.accelerator.device)
             drawn = generate_images(model, n=16, seed=self.settings.seed, **self.how)
         if self.main:
-            pixels = torch.stack([torch.from_numpy(np.atleast_3d(np.array(picture.image))) for picture in drawn])
             labels = [picture.label or "" for picture in drawn] if self.data.classes else None
-            pictures.grid(pixels, self.folder / "samples.png", labels=labels, columns=8)
+            pictures.grid(pixels_of(drawn), self.folder / "samples.png", labels=labels, columns=8)
         return []
 
     def milestones(self) -> list[Milestone]:

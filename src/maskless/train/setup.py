@@ -18,6 +18,7 @@ from maskless.codec.text import byte_codec, codec
 from maskless.data.image_tokens import holds_images, open_images
 from maskless.data.sources import read
 from maskless.data.tokens import Prepared, open_tokens
+from maskless.data.unpack import PACKED_SUFFIXES
 from maskless.files import locked
 from maskless.mixture import IMAGE_DEFAULT, TEXT_DEFAULT, Mixture
 from maskless.train.config import TrainConfig
@@ -28,7 +29,6 @@ from maskless.train.processes import check_processes, processes
 from maskless.train.run import RunConfig
 
 CHARACTERS_PER_PACKED_BYTE = 3.5  # of text in .gz, .xz and .zst files
-PACKED = (".gz", ".xz", ".zst")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -92,7 +92,7 @@ def _characters(request: Request) -> int:
     if request.data is not None:
         return open_tokens(request.data).splits["train"].bytes
     corpus = read(request.text or [])  # names a missing or empty file before anything is made
-    packed = any(name.endswith(PACKED) for name in corpus.names)
+    packed = any(name.endswith(PACKED_SUFFIXES) for name in corpus.names)
     return int(corpus.total * (CHARACTERS_PER_PACKED_BYTE if packed else 1))
 
 
