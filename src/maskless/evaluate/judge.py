@@ -20,6 +20,7 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from torch import Tensor
+from torch.nn.utils.rnn import pad_sequence
 
 from maskless.codec.text import TextCodec
 from maskless.terminal import first_line
@@ -156,7 +157,5 @@ def _windows(n: int, context: int) -> Iterator[tuple[int, int, int]]:
 def _padded(rows: Sequence[Sequence[int]]) -> tuple[Tensor, Tensor]:
     """Rows filled up with 0 on the right, and which are real.  -> (B, n), (B, n) bool"""
     lengths = torch.tensor([len(row) for row in rows])
-    ids = torch.zeros(len(rows), int(lengths.max()), dtype=torch.long)
-    for i, row in enumerate(rows):
-        ids[i, : len(row)] = torch.tensor(row)
+    ids = pad_sequence([torch.tensor(row, dtype=torch.long) for row in rows], batch_first=True)
     return ids, torch.arange(ids.shape[1]) < lengths[:, None]

@@ -144,8 +144,6 @@ def begin(
     """
     if source is None or data is None:
         raise ValueError("what to distill, and on what? expected MODEL and --data DIR (a prepared folder)")
-    if folder.exists() and not folder.is_dir():
-        raise ValueError(f"{folder} is not a folder")
     if (folder / CONFIG).exists():
         raise ValueError(f"{folder} holds a distillation already: go on with --resume, or name another --out")
     if (folder / "run.json").exists():

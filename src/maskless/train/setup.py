@@ -53,8 +53,6 @@ def configure(folder: Path, request: Request, prepare: Prepare) -> RunConfig:
         raise ValueError("what to train on? expected either --text FILE or --data DIR (a prepared folder)")
     if request.vocab is not None and request.tokenizer is not None:
         raise ValueError("--tokenizer and --vocab exclude each other: take a tokenizer, or train one")
-    if folder.exists() and not folder.is_dir():
-        raise ValueError(f"{folder} is not a folder")
     if (folder / "run.json").exists():
         raise ValueError(f"{folder} holds a run already: go on with --resume, or name another --out")
     if request.data is not None and (request.vocab, request.tokenizer, request.length) != (None, None, None):
