@@ -39,7 +39,7 @@ def grid(
     _save(_sheet(_rows(tiles, columns), texts=texts, title=title), path)
 
 
-def reconstructions(originals: Tensor, rebuilt: Tensor, path: Path, *, columns: int = 8, title: str = "") -> None:
+def reconstructions(originals: Tensor, rebuilt: Tensor, path: Path, *, columns: int = 8) -> None:
     """A PNG of originals above what a codec made of them, with the PSNR of each."""
     above, below = _tiles(originals), _tiles(rebuilt)
     if originals.shape != rebuilt.shape:
@@ -51,11 +51,11 @@ def reconstructions(originals: Tensor, rebuilt: Tensor, path: Path, *, columns: 
         rows += [above[i : i + columns], below[i : i + columns]]
         texts += [[""] * len(rows[-1]), ratios[i : i + columns]]
         names += ["original", "rebuilt"]
-    _save(_sheet(rows, texts=texts, names=names, title=title), path)
+    _save(_sheet(rows, texts=texts, names=names), path)
 
 
 def inpainting(
-    before: Tensor, known: Tensor, after: Tensor, path: Path, *, labels: Sequence[str] | None = None, title: str = ""
+    before: Tensor, known: Tensor, after: Tensor, path: Path, *, labels: Sequence[str] | None = None
 ) -> None:
     """A PNG of three rows: images, what was kept of them, and how it was filled in.
 
@@ -73,7 +73,7 @@ def inpainting(
     kept = [_covered(tile, mask, torch.zeros_like(mask)) for tile, mask in zip(first, masks, strict=True)]
     empty = [""] * len(first)
     texts = [empty, empty, empty if labels is None else list(labels)]
-    _save(_sheet([first, kept, last], texts=texts, names=["before", "kept", "after"], title=title), path)
+    _save(_sheet([first, kept, last], texts=texts, names=["before", "kept", "after"]), path)
 
 
 def order_heatmap(

@@ -18,7 +18,7 @@ import numpy as np
 from maskless.codec.vq import ImageCodec, check_indices, check_size, to_images
 from maskless.data.image_pixels import FILTER, check_fit
 from maskless.data.image_tokens import CODEC, LABELS, ImageSplit, PreparedImages, holds_images, label_path, open_images
-from maskless.data.images import Picture, read_images
+from maskless.data.images import Square, read_images
 from maskless.data.split import VALID
 from maskless.data.tokens import DTYPES, SPLITS, bin_path, check_target, dtype_for
 from maskless.data.unpack import LIMITS, InputLimits
@@ -69,7 +69,7 @@ def _rows(codec: ImageCodec, pixels: np.ndarray) -> tuple[np.ndarray, tuple[int,
     return np.pad(tokens, ((0, 0), (1, 0)), constant_values=codec.codes + 1), grid
 
 
-def _batches(pictures: Iterator[Picture], batch: int) -> Iterator[tuple[np.ndarray, ...]]:
+def _batches(pictures: Iterator[Square], batch: int) -> Iterator[tuple[np.ndarray, ...]]:
     """Squares (B, s, s, C), labels (B,) and sides (B,)"""
     while taken := list(islice(pictures, batch)):
         squares, labels, sides = zip(*taken, strict=True)
@@ -82,7 +82,7 @@ def _check_ours(target: Path) -> None:
 
 
 def _write(
-    pictures: Iterator[Picture],
+    pictures: Iterator[Square],
     codec: ImageCodec,
     folder: Path,
     *,

@@ -38,7 +38,7 @@ from maskless.data.split import VALID, share_of, side_of
 from maskless.data.unpack import LIMITS, InputLimits
 
 Broken = Callable[[str], None]  # told of each picture that is left out, in one line
-Picture = tuple[np.ndarray, int, str]  # a square (s, s, C), its label and its side, train or valid
+Square = tuple[np.ndarray, int, str]  # a square (s, s, C), its label and its side, train or valid
 
 WORKERS = min(8, os.cpu_count() or 1)
 _EXPECTED = f"a folder, an archive ({', '.join(TARS)}, .zip), .npy, .npz, idx files, {', '.join(PICTURES)}, or hf:NAME"
@@ -107,7 +107,7 @@ class Images:
         workers: int = WORKERS,
         on_broken: Broken | None = None,
         share: tuple[int, int] = (0, 1),
-    ) -> Iterator[Picture]:
+    ) -> Iterator[Square]:
         """Squares with their labels and sides; `split` leaves out the other side.
 
         A broken picture is left out and told to `on_broken`; if nothing at all can be read, that is a ValueError.

@@ -34,9 +34,9 @@ class TextSet:
     codec: TextCodec | None
     layout: str = "packed"
 
-    def characters_per_byte(self, sequences: int = 256) -> float:
+    def characters_per_byte(self) -> float:
         """Of the text of some rows: 1 for plain English, less for other scripts."""
-        texts = [text.replace("\ufffd", "") for text in self.texts(sequences)]
+        texts = [text.replace("\ufffd", "") for text in self.texts(256)]
         return sum(map(len, texts)) / max(1, sum(len(text.encode()) for text in texts))
 
     def texts(self, sequences: int) -> list[str]:

@@ -12,7 +12,7 @@ import hashlib
 import io
 import logging
 import os
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -63,9 +63,7 @@ class Judge:
         return bool(self.tokenizer.get_vocab() == codec.tokenizer.get_vocab())
 
     @torch.no_grad()
-    def costs(
-        self, rows: Sequence[Sequence[int]], *, batch: int = 8, on_batch: Callable[[int], None] | None = None
-    ) -> Tensor:
+    def costs(self, rows: Sequence[Sequence[int]], *, batch: int = 8) -> Tensor:
         """Nats and how many tokens they are of, for each row of the judge's ids.  -> (N, 2) float64
 
         Every token counts but the first, which nothing predicts unless there is a lead. What is longer than the judge's
@@ -84,8 +82,6 @@ class Judge:
             for (i, a, b, first), each in zip(some, nats, strict=True):
                 counted = each[first - a - 1 : b - a - 1]
                 found[i] += torch.tensor([float(counted.sum()), len(counted)], dtype=torch.float64)
-            if on_batch is not None:
-                on_batch(len(some))
         return found
 
     @torch.no_grad()
