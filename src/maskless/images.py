@@ -72,7 +72,7 @@ def fill_image(
     on_step: OnStep | None = None,
     **how: Any,
 ) -> Picture:
-    """The picture with everything drawn anew that is not known; known (H, W): which pixels stay.
+    """The picture with everything drawn again that is not known; known (H, W): which pixels stay.
 
     A cell stays if all its pixels do. Pixels that are known come back as they were. The other keywords are those of
     `How`.

@@ -1,7 +1,7 @@
 """Going through a plan: what is done is not done again, what fails is noted, and what it costs is measured first.
 
-A job that has ended leaves a file in OUT/steps with its words and what it found. One that can go on after a kill
-leaves its words before it starts, so that it cannot go on with others.
+A job that has ended leaves a file in OUT/steps with its words and what it found. One that can resume after a kill
+leaves its words before it starts, so that it cannot resume with others.
 """
 
 from __future__ import annotations

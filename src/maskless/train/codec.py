@@ -87,7 +87,7 @@ def configure(
 def resumed(
     folder: Path, images: list[str], *, factor: int | None = None, codec: dict[str, Any] | None = None, **training: Any
 ) -> CodecConfig:
-    """The configuration of a run that goes on, with a new end or other milestones if they are named."""
+    """The configuration of a resumed run, with a new end or other milestones if they are named."""
     config = read_config(folder)
     own = dataclasses.asdict(config.codec) | dataclasses.asdict(config) | {"factor": config.codec.factor}
     given = (codec or {}) | training | ({} if factor is None else {"factor": factor})

@@ -124,7 +124,7 @@ class Trainer:
 
     @torch.no_grad()
     def revive(self, step: int, latents: Tensor) -> None:
-        """Put codes that no recent batch used where latents are; their moments and averages begin anew.
+        """Put codes that no recent batch used where latents are; their moments and averages are reset.
 
         latents (B, E, h, w)
         """
@@ -156,7 +156,7 @@ class Trainer:
 def train_steps(trainer: Trainer, *, start: int = 0, clock: Clock | None = None) -> Iterator[Progress]:
     """Take steps from `start` on, until the last step or until the minutes are spent.
 
-    clock: goes on from earlier parts of the run.
+    clock: continues from earlier parts of the run.
     """
     config, clock, cuda = trainer.config, clock or Clock(0.0), trainer.device.type == "cuda"
     share = share_done(config, start, clock)

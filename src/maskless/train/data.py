@@ -1,4 +1,4 @@
-"""The prepared data of a run: opened, and known again when the run goes on."""
+"""The prepared data of a run: opened, and recognised when the run resumes."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ def same_data(data: Prepared | PreparedImages, known: str | None, folder: Path) 
 
 
 def found_again(before: str, given: Path | None, known: str | None, folder: Path) -> str:
-    """Where the data of a run is that goes on: as before, or where it was moved to, known by its fingerprint."""
+    """Where the data of a resumed run is: as before, or where it was moved to, known by its fingerprint."""
     gone = not Path(before).exists()
     if given is None or str(given.resolve()) == before:
         if gone:

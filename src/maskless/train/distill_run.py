@@ -1,7 +1,7 @@
 """A distillation as a folder: distill.json, round-0 (the model it began with), a run in round-1, round-2, ..., model/.
 
 Each round is a run like any other, with its own states and metrics; it begins with the averaged weights of the round
-before, which are also its teacher. Killed at any moment, the distillation goes on where it was.
+before, which are also its teacher. Killed at any moment, the distillation resumes where it was.
 """
 
 from __future__ import annotations
@@ -174,7 +174,7 @@ def begin(folder: Path, request: DistillRequest) -> DistillConfig:
 
 
 def resumed(folder: Path, request: DistillRequest) -> DistillConfig:
-    """The configuration of a distillation that goes on, with more rounds or another end of each if they are named."""
+    """The configuration of a resumed distillation, with more rounds or another end of each if they are named."""
     config = DistillConfig.read(folder)
     own = dataclasses.asdict(config) | dataclasses.asdict(config.train)
     place = config.data

@@ -84,7 +84,7 @@ class RunFolder(ABC, Generic[T]):
         return {}
 
     def open(self, config: Mapping[str, Any]) -> None:
-        """Go on from the newest state, or begin; config: what run.json is to say."""
+        """Resume from the newest state, or begin; config: what run.json is to say."""
         self.start, spent = state.load(self.folder / "states", self.restore)
         if self.main:
             self.folder.mkdir(parents=True, exist_ok=True)
@@ -175,7 +175,7 @@ class Ended(Generic[T]):
 
 
 def complete(run: RunFolder[T], console: Console, opening: str, *, name: str, each: int) -> Ended[T]:
-    """Go on with a run to its end, showing progress. opening: what is said first; each: tokens or images of a step."""
+    """Take a run to its end, showing progress. opening: what is said first; each: tokens or images of a step."""
 
     def say(text: str) -> None:
         if run.main:
@@ -234,7 +234,7 @@ def read_config(path: Path, what: str, build: Callable[[dict[str, Any]], T]) -> 
 def changed(
     folder: Path, own: Mapping[str, Any], given: Mapping[str, Any], *, also: tuple[str, ...] = (), what: str = "a run"
 ) -> dict[str, Any]:
-    """Which of the given settings are new in a run that goes on: its end and its milestones may be, and no others.
+    """Which of the given settings are new in a resumed run: its end and its milestones may be, and no others.
 
     own: as the run began; also: what else may be new.
     """

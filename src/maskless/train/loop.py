@@ -98,7 +98,7 @@ def train(
 ) -> Iterator[Progress]:
     """Take optimiser steps from `start` on, until the last step or until the minutes are spent.
 
-    network, optimizer: as prepared by the accelerator. clock: goes on from earlier parts of the run. lead: so many
+    network, optimizer: as prepared by the accelerator. clock: continues from earlier parts of the run. lead: so many
     tokens begin every row (a BOS), and come first in every order. grid: of images.
     """
     build, share = objective_of(config, lead, grid), share_of(accelerator)

@@ -51,7 +51,7 @@ class Throughput:
 
 
 class MetricsFile:
-    """Lines of metrics.jsonl, one per logged step; a resumed run goes on after the step it resumes from."""
+    """Lines of metrics.jsonl, one per logged step; a resumed run keeps those up to its step."""
 
     def __init__(self, path: Path, start: int):
         self.path = path

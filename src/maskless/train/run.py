@@ -211,7 +211,7 @@ def run(folder: Path, config: RunConfig, console: Console, *, name: str = "train
 
 
 def complete(this: Run, console: Console, *, name: str) -> Summary:
-    """Go on with a run to its end, showing progress."""
+    """Take a run to its end, showing progress."""
     settings, world = this.settings, this.accelerator.num_processes
     together = f", {world} processes" if world > 1 else ""
     opening = (

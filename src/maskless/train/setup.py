@@ -173,7 +173,7 @@ def _nothing_left(folder: Path) -> Iterator[None]:
 
 
 def resumed(folder: Path, request: Request) -> RunConfig:
-    """The configuration of a run that goes on, with a new end or other milestones if the request names them."""
+    """The configuration of a resumed run, with a new end or other milestones if the request names them."""
     config = RunConfig.read(folder)
     network = {"layers": config.network.get("encoder", 0) + config.network.get("decoder", 0)} | config.network
     own = dataclasses.asdict(config.train) | {k: v for k, v in network.items() if k in request.network}
@@ -192,7 +192,7 @@ def resumed(folder: Path, request: Request) -> RunConfig:
 
 
 def _from_text(folder: Path, request: Request, sizes: Sizes, prepare: Prepare) -> Prepared:
-    """Tokens of the text; what an earlier try left, whole or in parts, is made anew."""
+    """Tokens of the text; what an earlier try left, whole or in parts, is made again."""
     own = None if request.tokenizer is None else codec(request.tokenizer)
     vocab = sizes.vocab if request.vocab is None and own is None else request.vocab
     if vocab is None and own is None:
