@@ -122,7 +122,7 @@ class Images:
         def make(entry: Entry) -> np.ndarray:
             return fit(entry.load(), size, filter, channels)
 
-        for side, entry, square_of in _ahead(islice(entries, share[0], None, share[1]), make, workers):
+        for side, entry, square_of in _prefetched(islice(entries, share[0], None, share[1]), make, workers):
             try:
                 square = square_of()
             except ValueError as error:
@@ -137,7 +137,7 @@ class Images:
             raise ValueError(f"none of {broken:,} pictures can be read; {first}")
 
 
-def _ahead(
+def _prefetched(
     entries: Iterator[tuple[str, Entry]], make: Callable[[Entry], np.ndarray], workers: int
 ) -> Iterator[tuple[str, Entry, Callable[[], np.ndarray]]]:
     """Entries in their order with what gives their squares, which threads have begun on."""

@@ -31,7 +31,7 @@ from maskless.train.data import found_again, open_data, same_data
 from maskless.train.distill import ARCCOS, GROUPS, UNIFORM, Stride, Teacher, teaching
 from maskless.train.distill_loss import LOSSES
 from maskless.train.folder import changed, read_config, write_config
-from maskless.train.loop import Progress, share_of, take_steps
+from maskless.train.loop import Progress, own_share, take_steps
 from maskless.train.processes import check_processes, processes
 from maskless.train.run import Run, RunConfig, complete
 
@@ -120,7 +120,7 @@ class Round(Run):
     def steps(self) -> Iterator[Progress]:
         distill, at = self.config.distill, self.accelerator
         rows, common = self.rows(), (self.settings, self.stride, distill.groups)
-        work = teaching(self.teacher, LOSSES[distill.loss], rows, *common, pad=self.data.pad, **share_of(at))
+        work = teaching(self.teacher, LOSSES[distill.loss], rows, *common, pad=self.data.pad, **own_share(at))
         return take_steps(self.network, self.optimizer, work, self.settings, at, start=self.start, clock=self.clock)
 
     def end(self) -> None:

@@ -101,7 +101,7 @@ def train(
     network, optimizer: as prepared by the accelerator. clock: continues from earlier parts of the run. lead: so many
     tokens begin every row (a BOS), and come first in every order. grid: of images.
     """
-    build, share = objective_of(config, lead, grid), share_of(accelerator)
+    build, share = objective_of(config, lead, grid), own_share(accelerator)
     work = Workload(
         lambda step: tasks_of(rows, config, build, step, pad=pad, **share), _cost, config.task not in RAGGED
     )
@@ -150,7 +150,7 @@ def take_steps(
             return
 
 
-def share_of(accelerator: Accelerator) -> dict[str, Any]:
+def own_share(accelerator: Accelerator) -> dict[str, Any]:
     """Which part of a batch this process has, as `pieces_of` takes it."""
     pinned = accelerator.device.type == "cuda"
     return {"world": accelerator.num_processes, "rank": accelerator.process_index, "pinned": pinned}
