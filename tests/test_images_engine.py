@@ -141,10 +141,10 @@ def test_pictures_with_ragged_known_regions_are_those_of_the_plain_loop(monkeypa
             [0.0, 0.3, 0.6, 0.9]
         ).view(4, 1, 1)
         tokens = torch.randint(CODES, known.shape, generator=torch.Generator().manual_seed(1))
-        keys, how = images.row_keys(5, torch.arange(4)), How(guidance=2.0, steps=6)
+        how = How(guidance=2.0, steps=6, seed=5)
 
-        def draw(model=model, tokens=tokens, known=known, keys=keys, how=how):
-            return images._draw(model, tokens, known, torch.arange(4), keys, how, None)
+        def draw(model=model, tokens=tokens, known=known, how=how):
+            return images._draw(model, torch.arange(4), torch.arange(4), how, None, (tokens, known))
 
         for one, other in zip(draw(), plainly(monkeypatch, draw), strict=True):
             assert torch.equal(one.tokens, other.tokens)

@@ -40,24 +40,12 @@ class Sampled:
     order: list[list[int]]  # of each row: the decided positions, in the order in which they came
 
 
-def decide(
-    model: Model,
-    tokens: Tensor,
-    known: Tensor,
-    keys: Tensor,
-    how: How,
-    *,
-    wanted: Tensor | None = None,
-    labels: Tensor | None = None,
-    spaced: Tensor | None = None,
-    on_step: OnStep | None = None,
-) -> Sampled:
-    """Decide the wanted tokens of rows (B, L), in place; the other arguments are those of `drafts_of`."""
-    drafts = drafts_of(model, tokens, known, keys, how, wanted=wanted, labels=labels, spaced=spaced)
+def decide(model: Model, drafts: Drafts, on_step: OnStep | None = None) -> Sampled:
+    """The drafts decided, in place."""
     with torch.no_grad(), evaluating(model.network):
-        backend = backend_of(model.network, draft=drafts.draft, length=tokens.shape[1])
+        backend = backend_of(model.network, draft=drafts.draft, length=drafts.tokens.shape[1])
         order = run(drafts, backend, on_step)
-    return Sampled(tokens, drafts.came, order)
+    return Sampled(drafts.tokens, drafts.came, order)
 
 
 def drafts_of(

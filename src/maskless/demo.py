@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-import torch
 from rich.console import Console
 from rich.live import Live
 from rich.markup import escape
@@ -18,12 +18,13 @@ from rich.text import Text as Line
 from maskless import api, pictures
 from maskless.checkpoint import Model
 from maskless.codec.text import TextCodec, parse_gaps
-from maskless.drafts import Step
+from maskless.drafts import OnStep, Step
+from maskless.images import pixels_of
 from maskless.revision import steps_of
 
 COLOURS = ("red", "yellow", "green", "cyan", "blue", "magenta")
 UNKNOWN = "·"
-STATIONS = 4  # how often a text is shown on its way where there is no terminal
+MILESTONES = 4  # how often a text is shown on its way where there is no terminal
 STORY_STEPS, FILL_STEPS, RACE_STEPS, PICTURE_STEPS = 64, 32, 32, 32
 ROUNDS = 16  # in which a text is looked over again
 HOW: dict[str, Any] = {"temperature": 0.8, "top_p": 0.9, "revise": ROUNDS}
@@ -32,15 +33,7 @@ SECONDS = 6.0  # how long a text takes to appear on a terminal at least, so that
 
 
 def show(
-    console: Console,
-    *,
-    model: str,
-    rival: str,
-    drawing: str,
-    prompt: str,
-    text: str,
-    picture: Path,
-    seed: int,
+    console: Console, *, model: str, rival: str, drawing: str, prompt: str, text: str, picture: Path, seed: int
 ) -> None:
     """Show what each model does; one that is not there is passed over with a line that says so."""
     console.rule("[bold]maskless[/]: generation in any order, without a mask token")
@@ -103,8 +96,8 @@ def _write(console: Console, model: Model, prompt: str, seed: int) -> None:
     given = (model.lead + codec.encode(prompt))[: length - 1]
     page = Page(codec, given + [0] * (length - len(given)), [i < len(given) for i in range(length)])
     steps = min(STORY_STEPS, length - len(given))
-    with _Watching(console, page, steps + sum(steps_of(steps, ROUNDS))) as watching:
-        api.generate(model, 1, prompt=prompt, steps=steps, seed=seed, on_step=watching, **HOW)
+    with _watched(console, page, steps + sum(steps_of(steps, ROUNDS))) as watch:
+        api.generate(model, 1, prompt=prompt, steps=steps, seed=seed, on_step=watch, **HOW)
 
 
 def _fill(console: Console, model: Model, text: str, seed: int) -> None:
@@ -112,43 +105,39 @@ def _fill(console: Console, model: Model, text: str, seed: int) -> None:
     template = parse_gaps(codec, text)
     page = Page(codec, lead + template.tokens, [True] * len(lead) + template.known)
     steps = min(FILL_STEPS, template.known.count(False))
-    with _Watching(console, page, steps + sum(steps_of(steps, ROUNDS))) as watching:
-        api.fill(model, text, steps=steps, seed=seed, on_step=watching, **HOW)
+    with _watched(console, page, steps + sum(steps_of(steps, ROUNDS))) as watch:
+        api.fill(model, text, steps=steps, seed=seed, on_step=watch, **HOW)
 
 
-class _Watching:
+@contextmanager
+def _watched(console: Console, page: Page, steps: int) -> Iterator[OnStep]:
     """Shows a page as it fills and is looked over: in its place on a terminal, a few times otherwise."""
 
-    def __init__(self, console: Console, page: Page, steps: int):
-        self.console, self.page, self.steps = console, page, steps
-        self.live = Live(console=console, refresh_per_second=12) if console.is_terminal else None
+    def shown() -> Padding:
+        return Padding(page.line(), (0, 0, 0, 2))
 
-    def __enter__(self) -> _Watching:
-        if self.live is not None:
-            self.live.start()
-        else:
-            self._print()
-        return self
+    def printed() -> None:
+        console.print(f"  after {page.step + 1} of {steps} steps", style="dim", highlight=False)
+        console.print(shown())
 
-    def __exit__(self, *raised: object) -> None:
-        if self.live is not None:
-            self.live.update(self._shown())
-            self.live.stop()
+    def now_and_then(step: Step) -> None:
+        page.take(step)
+        if (step.number + 1) * MILESTONES // steps > step.number * MILESTONES // steps:
+            printed()
 
-    def __call__(self, step: Step) -> None:
-        self.page.take(step)
-        if self.live is not None:
-            self.live.update(self._shown())
-            time.sleep(SECONDS / self.steps)
-        elif (step.number + 1) * STATIONS // self.steps > step.number * STATIONS // self.steps:
-            self._print()
+    if not console.is_terminal:
+        printed()
+        yield now_and_then
+        return
+    with Live(console=console, refresh_per_second=12) as live:
 
-    def _shown(self) -> Padding:
-        return Padding(self.page.line(), (0, 0, 0, 2))
+        def each(step: Step) -> None:
+            page.take(step)
+            live.update(shown())
+            time.sleep(SECONDS / steps)
 
-    def _print(self) -> None:
-        self.console.print(f"  after {self.page.step + 1} of {self.steps} steps", style="dim", highlight=False)
-        self.console.print(self._shown())
+        yield each
+        live.update(shown())
 
 
 def _draw(console: Console, model: Model, to: Path, seed: int) -> None:
@@ -157,8 +146,7 @@ def _draw(console: Console, model: Model, to: Path, seed: int) -> None:
     labels = list(model.classes[:PICTURES]) or None
     how = {"steps": min(PICTURE_STEPS, model.config.length - 1), "seed": seed, "guidance": GUIDANCE if labels else 0.0}
     drawn = api.generate(model, None if labels else PICTURES, labels=labels, **how)
-    pixels = torch.stack([torch.from_numpy(np.atleast_3d(np.array(one.image))) for one in drawn])
-    pictures.grid(pixels, to, labels=labels, columns=len(drawn))
+    pictures.grid(pixels_of(drawn), to, labels=labels, columns=len(drawn))
     console.print(f"\n{to}: {len(drawn)} pictures", highlight=False, soft_wrap=True)
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +20,7 @@ from torch import Tensor
 
 from maskless.checkpoint import Model, check_ids
 from maskless.codec.vq import ImageCodec, to_images, to_pixels
-from maskless.decide import decide
+from maskless.decide import decide, drafts_of
 from maskless.drafts import OnStep, numbered_from
 from maskless.how import How
 from maskless.logits import row_keys
@@ -55,14 +55,11 @@ def generate_images(
     settings, ids = How(**how), class_ids(model, labels, n)
     if batch < 1:
         raise ValueError(f"batch {batch} is out of range: expected 1 or more")
-    h, w = grid_of(model)
     pictures: list[Picture] = []
     for begin in range(0, len(ids), batch):
         part = ids[begin : begin + batch]
-        known = torch.zeros(len(part), h, w, dtype=torch.bool)
-        keys = row_keys(settings.seed, begin + torch.arange(len(part)))
         watch = None if on_step is None else numbered_from(begin, on_step)
-        pictures += _draw(model, torch.zeros_like(known, dtype=torch.long), known, part, keys, settings, watch)
+        pictures += _draw(model, part, begin + torch.arange(len(part)), settings, watch)
     return pictures
 
 
@@ -75,7 +72,7 @@ def fill_image(
     on_step: OnStep | None = None,
     **how: Any,
 ) -> Picture:
-    """The picture with everything drawn anew that is not known; known (H, W): which pixels stay.
+    """The picture with everything drawn again that is not known; known (H, W): which pixels stay.
 
     A cell stays if all its pixels do. Pixels that are known come back as they were. The other keywords are those of
     `How`.
@@ -91,12 +88,11 @@ def fill_image(
         raise ValueError(f"{given}: expected {H} x {W} of both")
     cells = mask.unflatten(1, (w, -1)).unflatten(0, (h, -1)).all(3).all(1)[None]  # (1, h, w)
     tokens = codec.encode(to_images(pixels)).cpu()
-    keys = row_keys(settings.seed, torch.zeros(1, dtype=torch.long))
     ids = dropped(model, 1) if label is None else class_ids(model, [label], 1)
-    (filled,) = _draw(model, tokens, cells, ids, keys, settings, on_step)
+    (filled,) = _draw(model, ids, torch.zeros(1, dtype=torch.long), settings, on_step, (tokens, cells))
     drawn = _pixels(filled.image, codec.channels)
     kept = np.where(mask.numpy()[None, :, :, None], pixels, drawn)
-    return Picture(_image(kept[0]), filled.label, filled.tokens, filled.steps)
+    return replace(filled, image=_image(kept[0]))
 
 
 def class_ids(model: Model, labels: Sequence[str | int] | str | int | None, n: int | None) -> Tensor:
@@ -149,15 +145,21 @@ def codec_of(model: Model) -> ImageCodec:
     return model.codec
 
 
+Given = tuple[Tensor, Tensor]  # tokens, and which of them are known, (B, h, w) both
+
+
 def _draw(
-    model: Model, tokens: Tensor, known: Tensor, ids: Tensor, keys: Tensor, how: How, on_step: OnStep | None
+    model: Model, ids: Tensor, numbers: Tensor, how: How, on_step: OnStep | None = None, given: Given | None = None
 ) -> list[Picture]:
-    """tokens and known (B, h, w), ids (B,) of classes -> B pictures"""
-    codec, (h, w), lead = codec_of(model), grid_of(model), torch.tensor(model.lead)
-    rows = torch.cat([lead.expand(len(tokens), -1), tokens.flatten(1)], 1)
-    given = torch.cat([torch.ones(len(rows), len(lead), dtype=torch.bool), known.flatten(1)], 1)
+    """ids (B,) of classes, numbers (B,) of the pictures; without what is given all is drawn -> B pictures"""
+    (h, w), codec, lead = grid_of(model), codec_of(model), torch.tensor(model.lead)
+    blank = torch.zeros(len(ids), h, w, dtype=torch.bool)
+    tokens, known = given or (blank.long(), blank)
+    rows = torch.cat([lead.expand(len(ids), -1), tokens.flatten(1)], 1)
+    known = torch.cat([torch.ones(len(ids), len(lead), dtype=torch.bool), known.flatten(1)], 1)
     labels = None if model.frame.dropped is None else ids
-    done = decide(model, rows, given, keys, how, labels=labels, on_step=on_step)
+    drafts = drafts_of(model, rows, known, row_keys(how.seed, numbers), how, labels=labels)
+    done = decide(model, drafts, on_step)
     cells, came = (x[:, len(lead) :].unflatten(1, (h, w)) for x in (done.tokens, done.steps))
     pixels = to_pixels(codec.decode(cells.to(model.device)).cpu())
     names = [model.classes[i] if i < len(model.classes) else None for i in ids.tolist()]
@@ -186,8 +188,9 @@ def draw_pixels(model: Model, ids: Tensor, numbers: Tensor, how: How) -> Tensor:
 
     The picture with a number is the one that `generate_images` draws there.
     """
-    known = torch.zeros(len(ids), *grid_of(model), dtype=torch.bool)
-    keys = row_keys(how.seed, numbers)
-    drawn = _draw(model, torch.zeros_like(known, dtype=torch.long), known, ids, keys, how, None)
-    channels = codec_of(model).channels
-    return torch.from_numpy(np.concatenate([_pixels(one.image, channels) for one in drawn]))
+    return pixels_of(_draw(model, ids, numbers, how))
+
+
+def pixels_of(pictures: Sequence[Picture]) -> Tensor:
+    """Pictures of one size as bytes.  -> (N, H, W, C) uint8"""
+    return torch.from_numpy(np.stack([np.atleast_3d(np.asarray(one.image)) for one in pictures]))

@@ -12,6 +12,7 @@ import collections
 import math
 import pickle
 import types
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -21,88 +22,56 @@ from torch import Tensor, nn
 from maskless.nn.masked import MaskedConfig, MaskedTransformer
 from maskless.nn.maskgit import MaskGIT, MaskGITConfig
 from maskless.nn.partition import PartitionConfig, PartitionTransformer
-from maskless.weights import check_archive, check_claims, filled, outline
+from maskless.weights import check_archive, check_claims, damaged, filled, outline
 
 QUERY_NAMES = {"learn+freqs": "position", "learn+freqs+mean": "mean", "learn+freqs+logsumexp": "logsumexp"}
 BERT_VOCAB, BERT_MASK = 30_522, 103
 HEAD_WIDTH = 64  # of all released networks; a Partition Transformer's file also tells
 
-# Released name -> ours, in the order of the released parameters (which is the order of the EMA). Where several have one
-# name with us, ours is made of them, one after the other.
-MLP = [
-    ("mlp.0.weight", "mlp.up.weight"),
-    ("mlp.0.bias", "mlp.up.bias"),
-    ("mlp.2.weight", "mlp.down.weight"),
-    ("mlp.2.bias", "mlp.down.bias"),
-]
-MODULATION = [
-    ("adaLN_modulation.weight", "modulation.linear.weight"),
-    ("adaLN_modulation.bias", "modulation.linear.bias"),
-]
-IMAGE_STEM = [
-    ("vocab_embed.embedding", "embedding.weight"),
-    ("cls_embed.embedding_table.weight", "condition.weight"),
-]
+Names = list[tuple[str, str]]  # released name, ours
+
+
+def _same_parts(parts: tuple[str, ...], *layers: tuple[str, str]) -> Names:
+    return [(f"{theirs}.{part}", f"{ours}.{part}") for theirs, ours in layers for part in parts]
+
+
+_weight = partial(_same_parts, ("weight",))
+_both = partial(_same_parts, ("weight", "bias"))
+
+# In the order of the released parameters (which is the order of the EMA). Where several have one name with us, ours is
+# made of them, one after the other.
+MODULATION = _both(("adaLN_modulation", "modulation.linear"))
+AFTER_ATTENTION = _both(("mlp.0", "mlp.up"), ("mlp.2", "mlp.down")) + MODULATION
+IMAGE_STEM = [("vocab_embed.embedding", "embedding.weight"), *_weight(("cls_embed.embedding_table", "condition"))]
 STEM = [
     ("vocab_embed.embedding", "embedding.weight"),
-    ("sigma_map.mlp.0.weight", "condition.input.weight"),
-    ("sigma_map.mlp.0.bias", "condition.input.bias"),
-    ("sigma_map.mlp.2.weight", "condition.output.weight"),
-    ("sigma_map.mlp.2.bias", "condition.output.bias"),
+    *_both(("sigma_map.mlp.0", "condition.input"), ("sigma_map.mlp.2", "condition.output")),
 ]
 SELF_BLOCK = [
-    ("norm1.weight", "norm1.weight"),
-    ("attn_qkv.weight", "qkv.weight"),
-    ("attn_out.weight", "out.weight"),
-    ("norm2.weight", "norm2.weight"),
-    *MLP,
-    *MODULATION,
+    *_weight(("norm1", "norm1"), ("attn_qkv", "qkv"), ("attn_out", "out"), ("norm2", "norm2")),
+    *AFTER_ATTENTION,
 ]
 SWAP = [
     ("base_embedding", "start"),
-    ("pre_query_norm.weight", "norm.weight"),
-    ("pre_query_norm.bias", "norm.bias"),
-    ("query_processor.weight", "q.weight"),
-    ("query_processor.bias", "q.bias"),
-    ("hidden_to_key_value.weight", "kv.weight"),
-    ("hidden_to_key_value.bias", "kv.bias"),
-    ("output_linear.weight", "out.weight"),
-    ("output_linear.bias", "out.bias"),
+    *_both(("pre_query_norm", "norm"), ("query_processor", "q")),
+    *_both(("hidden_to_key_value", "kv"), ("output_linear", "out")),
 ]
 CROSS_BLOCK = [
-    ("q_norm1.weight", "norm_q.weight"),
-    ("kv_norm1.weight", "norm_kv.weight"),
-    ("norm2.weight", "norm2.weight"),
-    ("attn_q.weight", "q.weight"),
-    ("attn_kv.weight", "kv.weight"),
-    ("attn_out.weight", "out.weight"),
-    *MLP,
-    *MODULATION,
+    *_weight(("q_norm1", "norm_q"), ("kv_norm1", "norm_kv"), ("norm2", "norm2")),
+    *_weight(("attn_q", "q"), ("attn_kv", "kv"), ("attn_out", "out")),
+    *AFTER_ATTENTION,
 ]
-HEAD = [("norm_final.weight", "norm.weight"), ("linear.weight", "linear.weight"), ("linear.bias", "linear.bias")]
-MASKGIT_STEM = [
-    ("cls_emb.weight", "condition.weight"),
-    ("tok_emb.weight", "head.linear.weight"),
-    ("pos_emb.weight", "places"),
-]
+HEAD = [*_weight(("norm_final", "norm")), *_both(("linear", "linear")), *MODULATION]
+MASKGIT_STEM = [*_weight(("cls_emb", "condition"), ("tok_emb", "head.linear")), ("pos_emb.weight", "places")]
 MASKGIT_BLOCK = [
-    ("mlp.1.weight", "modulation.linear.weight"),
-    ("mlp.1.bias", "modulation.linear.bias"),
-    ("ln1.weight", "norm1.weight"),
-    ("attn.wq.weight", "qkv.weight"),
-    ("attn.wk.weight", "qkv.weight"),
-    ("attn.wv.weight", "qkv.weight"),
-    ("attn.wo.weight", "out.weight"),
-    ("ln2.weight", "norm2.weight"),
-    ("ff.w1.weight", "up.weight"),
-    ("ff.w2.weight", "down.weight"),
-    ("ff.w3.weight", "up.weight"),
+    *_both(("mlp.1", "modulation.linear")),
+    *_weight(("ln1", "norm1"), ("attn.wq", "qkv"), ("attn.wk", "qkv"), ("attn.wv", "qkv"), ("attn.wo", "out")),
+    *_weight(("ln2", "norm2"), ("ff.w1", "up"), ("ff.w2", "down"), ("ff.w3", "up")),
 ]
 MASKGIT_END = [
     ("last_norm.norm_final.weight", "head.norm.weight"),
     ("last_norm.norm_final.bias", "head.norm_bias"),
-    ("last_norm.mlp.1.weight", "head.modulation.linear.weight"),
-    ("last_norm.mlp.1.bias", "head.modulation.linear.bias"),
+    *_both(("last_norm.mlp.1", "head.modulation.linear")),
     ("head.bias", "head.linear.bias"),
     ("reg_tokens.weight", "register"),
 ]
@@ -157,7 +126,7 @@ def _names(c: Any) -> dict[str, str]:
     if isinstance(c, MaskGITConfig):
         blocks = [(f"transformer.layers.{i}.", f"blocks.{i}.", MASKGIT_BLOCK) for i in range(c.layers)]
         return _prefixed([("", "", MASKGIT_STEM), *blocks, ("", "", MASKGIT_END)])
-    head = ("output_layer.", "head.", HEAD + MODULATION)
+    head = ("output_layer.", "head.", HEAD)
     if isinstance(c, MaskedConfig):
         blocks = [(f"blocks.{i}.", f"blocks.{i}.", SELF_BLOCK) for i in range(c.layers)]
         return _prefixed([("", "", STEM), *blocks, head])
@@ -169,7 +138,7 @@ def _names(c: Any) -> dict[str, str]:
     return _prefixed([("", "", IMAGE_STEM), *layers, ("", "", [("reg_tokens.weight", "registers.weight")])])
 
 
-def _prefixed(tables: list[tuple[str, str, list[tuple[str, str]]]]) -> dict[str, str]:
+def _prefixed(tables: list[tuple[str, str, Names]]) -> dict[str, str]:
     return {theirs + a: ours + b for theirs, ours, table in tables for a, b in table}
 
 
@@ -316,9 +285,8 @@ def _unpickle(path: Path) -> dict[str, Any]:
         content = torch.load(path, map_location="cpu", pickle_module=module, weights_only=False, mmap=archive)
     except FileNotFoundError:
         raise ValueError(f"{path} does not exist") from None
-    except Exception as error:  # a damaged file fails in as many ways as there are formats
-        reason = (str(error).strip().splitlines() or [""])[0]
-        raise ValueError(f"{path} is damaged or not a checkpoint: {type(error).__name__}: {reason}") from None
+    except Exception as error:
+        raise damaged(path, error) from None
     states = "state_dict", "model_state_dict"
     if not isinstance(content, dict) or not any(isinstance(content.get(name), dict) for name in states):
         raise ValueError(f"{path} is not a released checkpoint: it holds no state_dict")

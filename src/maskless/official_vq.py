@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from maskless.codec.vq import VQ, VQConfig
-from maskless.weights import check_archive, check_claims, filled
+from maskless.weights import check_archive, check_claims, damaged, filled
 
 UNUSED = "quantize.codebook_used"  # a record of the last training batches
 
@@ -79,6 +79,5 @@ def _load(path: Path) -> Any:
         raise ValueError(f"{path} does not exist") from None
     except pickle.UnpicklingError:  # whose message recommends to run it
         raise ValueError(f"{path} is damaged or not a checkpoint: more than tensors and settings") from None
-    except Exception as error:  # a damaged file fails in as many ways as there are formats
-        reason = (str(error).strip().splitlines() or [""])[0]
-        raise ValueError(f"{path} is damaged or not a checkpoint: {type(error).__name__}: {reason}") from None
+    except Exception as error:
+        raise damaged(path, error) from None

@@ -39,7 +39,7 @@ def grid(
     _save(_sheet(_rows(tiles, columns), texts=texts, title=title), path)
 
 
-def reconstructions(originals: Tensor, rebuilt: Tensor, path: Path, *, columns: int = 8, title: str = "") -> None:
+def reconstructions(originals: Tensor, rebuilt: Tensor, path: Path, *, columns: int = 8) -> None:
     """A PNG of originals above what a codec made of them, with the PSNR of each."""
     above, below = _tiles(originals), _tiles(rebuilt)
     if originals.shape != rebuilt.shape:
@@ -51,11 +51,11 @@ def reconstructions(originals: Tensor, rebuilt: Tensor, path: Path, *, columns: 
         rows += [above[i : i + columns], below[i : i + columns]]
         texts += [[""] * len(rows[-1]), ratios[i : i + columns]]
         names += ["original", "rebuilt"]
-    _save(_sheet(rows, texts=texts, names=names, title=title), path)
+    _save(_sheet(rows, texts=texts, names=names), path)
 
 
 def inpainting(
-    before: Tensor, known: Tensor, after: Tensor, path: Path, *, labels: Sequence[str] | None = None, title: str = ""
+    before: Tensor, known: Tensor, after: Tensor, path: Path, *, labels: Sequence[str] | None = None
 ) -> None:
     """A PNG of three rows: images, what was kept of them, and how it was filled in.
 
@@ -73,7 +73,7 @@ def inpainting(
     kept = [_covered(tile, mask, torch.zeros_like(mask)) for tile, mask in zip(first, masks, strict=True)]
     empty = [""] * len(first)
     texts = [empty, empty, empty if labels is None else list(labels)]
-    _save(_sheet([first, kept, last], texts=texts, names=["before", "kept", "after"], title=title), path)
+    _save(_sheet([first, kept, last], texts=texts, names=["before", "kept", "after"]), path)
 
 
 def order_heatmap(
@@ -89,10 +89,7 @@ def order_heatmap(
 
     came (N, L) or (L,): the steps, -1 for a given cell. images (N, H, W, 3): shown above their maps.
     """
-    import matplotlib
-
-    matplotlib.use("agg")
-    from matplotlib import pyplot
+    from matplotlib.figure import Figure
     from matplotlib.ticker import MaxNLocator
 
     maps = _cells(came, shape)
@@ -106,7 +103,8 @@ def order_heatmap(
     side, room = (4.0 if N == 1 else 2.4), (1.1, 0.5)  # inches: of a panel; of the bar at the right, of the title
     height = side * shape[0] / shape[1]
     size = side * N + room[0], (height + 0.3) * rows + room[1]
-    figure, panels = pyplot.subplots(rows, N, figsize=size, squeeze=False, layout="constrained")
+    figure = Figure(figsize=size, layout="constrained")
+    panels = figure.subplots(rows, N, squeeze=False)
     for i in range(N):
         if tiles is not None:
             panels[0, i].imshow(tiles[i])
@@ -124,7 +122,6 @@ def order_heatmap(
     given = " (grey: given)" if bool((maps < 0).any()) else ""
     figure.suptitle(title + given, fontsize=11)
     write_aside(path, lambda aside: figure.savefig(aside, dpi=120, format="png"))
-    pyplot.close(figure)
 
 
 def order_gif(
@@ -238,16 +235,10 @@ def _covered(tile: Image.Image, known: Tensor, new: Tensor) -> Image.Image:
     high, wide = tile.height / h, tile.width / w
     tile = tile.copy()
     draw = ImageDraw.Draw(tile)
-
-    def box(row: int, column: int) -> tuple[int, int, int, int]:
-        edges = column * wide, row * high, (column + 1) * wide - 1, (row + 1) * high - 1
-        left, top, right, bottom = (round(edge) for edge in edges)
-        return left, top, right, bottom
-
-    for row, column in (~known).nonzero().tolist():
-        draw.rectangle(box(row, column), UNKNOWN)
-    for row, column in new.nonzero().tolist():
-        draw.rectangle(box(row, column), outline=ACCENT)
+    for cells, fill, outline in ((~known, UNKNOWN, None), (new, None, ACCENT)):
+        for row, column in cells.nonzero().tolist():
+            box = column * wide, row * high, (column + 1) * wide - 1, (row + 1) * high - 1
+            draw.rectangle([round(edge) for edge in box], fill, outline)
     return tile
 
 

@@ -53,14 +53,8 @@ class Recipe:
 
 
 # The paper's training, but for the weights: the released ones have no bound (official releases used them).
-PAPER = {
-    "batch": 512,
-    "learning_rate": 3e-4,
-    "warmup": 2_500,
-    "decay": "constant",
-    "initial": "released",
-    "weights": "bounded",
-}
+_RELEASED = {"warmup": 2_500, "initial": "released"}
+PAPER = {"batch": 512, "learning_rate": 3e-4, "decay": "constant", "weights": "bounded", **_RELEASED}
 PREPARED = {  # and on how many GPUs the paper trains
     "lm1b": ("lm1b --tokenizer bert --length 128 --layout padded", 8),
     "owt": ("openwebtext --tokenizer gpt2 --length 1024 --layout wrapped", 16),
@@ -87,15 +81,8 @@ def _paper() -> Iterator[Recipe]:
 
 
 # The paper's training, less its weight decay of 0.03, which ours has not.  PGM, Sec. 5.2
-PAPER_PICTURES = {
-    "steps": 500_000,
-    "batch": 256,
-    "learning_rate": 1e-4,
-    "warmup": 2_500,
-    "decay": "cosine",
-    "initial": "released",
-    "weights": "arccos",
-}
+_PICTURES = {"weights": "arccos", "batch": 256, "decay": "cosine"}
+PAPER_PICTURES = {"steps": 500_000, "learning_rate": 1e-4, **_PICTURES, **_RELEASED}
 
 
 def _imagenet() -> Iterator[Recipe]:
@@ -139,14 +126,7 @@ _REVIEWS_ROWS: Rows = [
 # tell positions apart while only the first token is known: every text would begin with a blind draw. So: residual.
 # The stories are those that tools/stories.py sampled from stories15M.
 STORIES = "stories.jsonl --vocab 4096 --length 256 --layout padded --valid 0.01"
-SHIPPED = {
-    "batch": 512,
-    "steps": 12_000,
-    "learning_rate": 1.5e-3,
-    "warmup": 500,
-    "decay": "cosine",
-    "ema": 0.999,
-}
+SHIPPED = {"batch": 512, "steps": 12_000, "learning_rate": 1.5e-3, "warmup": 500, "decay": "cosine", "ema": 0.999}
 _STORIES_ROWS: Rows = [
     ("stories", "pgm", {"context": "ordered", "swap": "residual"}, {"weights": "exact"}, 2.672),
     ("stories-full", "pgm", {"swap": "residual"}, {"weights": "exact"}, None),
@@ -200,7 +180,7 @@ def _pictures(
             name,
             prepare=f"{images} --codec runs/{data}-codec --size {train_codec['size']} --flips",
             network=network | more,
-            train={"model": model, "weights": "arccos", "batch": 256, "warmup": 200, "decay": "cosine", **train},
+            train={"model": model, "warmup": 200, **_PICTURES, **train},
             measure=f"{images}:train --steps 32 --order confidence --counts arccos-after-one --guidance 0,2,4,6,8",
         )
 

@@ -1,4 +1,4 @@
-"""Texts of others on a terminal: a character that would steer it is shown, not obeyed."""
+"""Texts of others on a terminal: a character that would steer it is shown, not obeyed; of an error, a line."""
 
 from __future__ import annotations
 
@@ -21,6 +21,11 @@ def plain(text: str) -> str:
 def _sign(found: re.Match[str]) -> str:
     code = ord(found[0])
     return chr(0x2400 + code) if code < 0x20 else "\u2421" if code == 0x7F else "\ufffd"
+
+
+def first_line(error: BaseException) -> str:
+    """What an error says, in its first line; where it says nothing, what it is called."""
+    return (str(error).strip().splitlines() or [type(error).__name__])[0].strip()
 
 
 def say(text: str) -> None:

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from maskless.checkpoint import Model, Numbers, check_rows, whole
 from maskless.codec.text import TextCodec, parse_gaps
-from maskless.decide import Sampled, decide
+from maskless.decide import Sampled, decide, drafts_of
 from maskless.drafts import OnStep, numbered_from
 from maskless.how import Choices, How, spelled_out
 from maskless.logits import row_keys
@@ -70,7 +70,7 @@ def generate_texts(
         known = torch.arange(length).expand(rows, length) < len(given)
         keys = row_keys(settings.seed, first + begin + torch.arange(rows))
         watch = None if on_step is None else numbered_from(begin, on_step)
-        texts += _texts(text, decide(model, tokens, known, keys, settings, on_step=watch))
+        texts += _texts(text, decide(model, drafts_of(model, tokens, known, keys, settings), watch))
     return texts
 
 
@@ -142,8 +142,8 @@ def _fill_templates(
         spaced[row, [len(lead) + i for i in template.spaced]] = True
     known = ~asked & (torch.arange(L) < lengths[:, None])
     keys = row_keys(settings.seed, numbers)
-    done = decide(model, tokens, known, keys, settings, wanted=asked, spaced=spaced, on_step=on_step)
-    return _texts(model.text_codec, done, lengths)
+    drafts = drafts_of(model, tokens, known, keys, settings, wanted=asked, spaced=spaced)
+    return _texts(model.text_codec, decide(model, drafts, on_step), lengths)
 
 
 def _fill_tokens(
@@ -160,7 +160,7 @@ def _fill_tokens(
     if numbers.shape != (len(tokens),):
         raise ValueError(f"numbers {tuple(numbers.shape)} of {len(tokens)} rows: expected one for each")
     keys = row_keys(settings.seed, numbers)
-    return decide(model, tokens, known, keys, settings, on_step=on_step)
+    return decide(model, drafts_of(model, tokens, known, keys, settings), on_step)
 
 
 def _texts(text: TextCodec, done: Sampled, lengths: Sequence[int] | Tensor | None = None) -> list[Text]:

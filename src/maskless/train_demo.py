@@ -16,7 +16,6 @@ from rich.text import Text as Line
 
 from maskless import api
 from maskless.checkpoint import Model
-from maskless.codec.text import TextCodec
 from maskless.data import toy
 from maskless.data.prepare import prepare
 from maskless.data.tokens import Prepared, open_tokens
@@ -125,12 +124,12 @@ def _show_filling(console: Console, model: Model, seed: int) -> None:
 
 def _after(filled: api.Text, step: int, model: Model) -> Line:
     """The sentence as it stood after a step."""
-    assert isinstance(model.codec, TextCodec)
+    codec = model.text_codec
     line = Line(f"{step + 1:>2} ", style="dim")
     for token, came in zip(filled.tokens, filled.steps, strict=True):
-        if token == model.codec.eos:
+        if token == codec.eos:
             continue
-        text = model.codec.token_text(token)
+        text = codec.token_text(token)
         if came < 0:
             line.append(text, style="not dim")
         elif came <= step:

@@ -61,6 +61,12 @@ def outline(make: Make[Network], config: Any, tensors: int, source: object) -> N
         raise ValueError(f"{source} cannot hold a network of these sizes: {str(error).splitlines()[0]}") from None
 
 
+def damaged(file: Path, error: Exception) -> ValueError:
+    """What to say of a file that cannot be read, which fails in as many ways as there are formats."""
+    reason = (str(error).strip().splitlines() or [""])[0]
+    return ValueError(f"{file} is damaged or not a checkpoint: {type(error).__name__}: {reason}")
+
+
 def check_archive(file: Path) -> bool:
     """Whether a file is a ZIP archive; a ValueError if something in it is compressed, as torch never does it.
 

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import math
 import random
 from itertools import product
 
 import pytest
 
 from maskless.data import toy
-from maskless.data.toy import check, corpus, score, sentence, write
+from maskless.data.toy import check, corpus, sentence, write
 
 SENTENCES = list(corpus(5000, seed=0))
 WORDS = sorted({word for line in SENTENCES for word in line.split()})
@@ -111,14 +110,6 @@ def test_a_seed_gives_the_same_corpus_again(tmp_path):
     assert list(corpus(50, seed=3)) == list(corpus(50, seed=3)) != list(corpus(50, seed=4))
     assert write(tmp_path / "toy.txt", 50, seed=3).read_text().splitlines() == list(corpus(50, seed=3))
     assert check(sentence(random.Random(5)))
-
-
-def test_score_counts_complete_sentences_only():
-    right, wrong = "two plus three is five .", "two plus three is six ."
-    assert score(f"five . {right} {wrong} {right} {right} two plus") == 0.75
-    assert score("\n".join(SENTENCES)) == 1.0
-    assert score(f"cut . {right} cut") == 1.0
-    assert all(math.isnan(score(text)) for text in ("", "two plus", right, f"{right} {right}"))
 
 
 def test_the_long_family_is_right_of_one_length_and_tolerates_no_wrong_word():

@@ -272,7 +272,7 @@ def test_mistakes_are_one_clear_line():
         (lambda: precision_recall(x, nan), "made features are not finite numbers"),
         (lambda: precision_recall(x[:3], x), r"real features \(3, 6\): expected .* more than k = 3 images"),
         (lambda: precision_recall(x, x[:, :4]), "features of 6 and 4 dimensions"),
-        (lambda: precision_recall(x, x, k=0), "k 0, batch 4096: expected 1 or more"),
+        (lambda: precision_recall(x, x, k=0), "k 0, batch 1024: expected 1 or more"),
         (
             lambda: need_logits(dataclasses.replace(TOY, classes=0)),
             "toy has features but no logits, so there is no Incep",

@@ -62,7 +62,8 @@ def teacher(prepared, tmp_path_factory) -> Callable[..., tuple[Path, PreparedIma
 
 
 def begin(to: Path, model: Path, data: PreparedImages) -> distill_run.DistillConfig:
-    return distill_run.begin(to, str(model), data.folder, rounds=1, teacher_steps=2, train=TRAIN)
+    how = {"rounds": 1, "teacher_steps": 2}
+    return distill_run.begin(to, distill_run.DistillRequest(source=str(model), data=data.folder, how=how, train=TRAIN))
 
 
 @pytest.mark.parametrize(

@@ -65,7 +65,8 @@ TRAIN = {"steps": 4, "batch": 4, "log_every": 1, "save_every": 2, "evaluate_ever
 def rounds(folder: Path, model: Path, data, *, resume: bool = False, train: dict | None = None, **how) -> Path:
     make = distill_run.resumed if resume else distill_run.begin
     settings = TRAIN | {"tracker": "none"} | (train or {})
-    config = make(folder, str(model), data.folder, train=settings, **{"rounds": 2, "teacher_steps": 8} | how)
+    how = {"rounds": 2, "teacher_steps": 8} | how
+    config = make(folder, distill_run.DistillRequest(source=str(model), data=data.folder, train=settings, how=how))
     distill_run.distill(folder, config, Console(file=io.StringIO()))
     return folder
 
@@ -123,7 +124,9 @@ def test_a_round_begins_with_the_averages_of_the_one_before(data, tmp_path):
 def test_a_round_that_diverges_leaves_its_last_good_state(data, tmp_path):
     teacher = made(tmp_path / "teacher", data)
     given = {"steps": 4, "batch": 4, "log_every": 9, "save_every": 1, "keep": 1, "tracker": "none"}
-    config = distill_run.begin(tmp_path / "out", str(teacher), data.folder, train=given, rounds=1, teacher_steps=4)
+    how = {"rounds": 1, "teacher_steps": 4}
+    asked = distill_run.DistillRequest(source=str(teacher), data=data.folder, train=given, how=how)
+    config = distill_run.begin(tmp_path / "out", asked)
     with (
         spoiled_gradients(3),
         pytest.raises(ValueError, match=r"the gradient is nan at step 3: --resume goes on from step-00000002.pt"),

@@ -169,10 +169,10 @@ def test_a_damaged_state_is_named(kind, tmp_path):
 # Numbers that are none any more
 
 
-@pytest.mark.parametrize("stations", [{}, {"log_every": 20, "evaluate_every": STEP}])
-def test_a_gradient_that_is_no_number_costs_no_state(stations, kind, monkeypatch, tmp_path):
+@pytest.mark.parametrize("milestones", [{}, {"log_every": 20, "evaluate_every": STEP}])
+def test_a_gradient_that_is_no_number_costs_no_state(milestones, kind, monkeypatch, tmp_path):
     """Its run goes on from the last good state."""
-    config, folder = kind.configure(keep=1, **stations), tmp_path / "run"
+    config, folder = kind.configure(keep=1, **milestones), tmp_path / "run"
     straight = kind.complete(tmp_path / "straight", config)
     with spoiled_gradients(STEP), pytest.raises(ValueError, match=r"the gradient is nan at step 6: ") as error:
         kind.complete(folder, config)

@@ -102,7 +102,7 @@ def flat(tasks: list[Task]) -> dict[str, Tensor]:
 
 def shares(data, config: TrainConfig, world: int, step: int = 3) -> list[tuple[list[Task], int]]:
     rows, build = data.split("train"), objective_of(config)
-    return [tasks_of(rows, config, build, step, world, rank, None, CPU) for rank in range(world)]
+    return [tasks_of(rows, config, build, step, world=world, rank=rank) for rank in range(world)]
 
 
 @pytest.mark.parametrize(("world", "accumulate"), [(1, 4), (2, 1), (2, 3), (4, 1), (3, 2), (12, 1)])
@@ -144,10 +144,10 @@ def test_padding_neither_weighs_nor_counts(data):
     pad = int(tokens.flatten().mode().values)  # any frequent token will do
     for model in ("pgm", "mdlm", "ar"):
         config = TrainConfig(model=model, batch=12, seed=5)
-        [task], count = tasks_of(rows, config, objective_of(config), 0, 1, 0, pad, CPU)
+        [task], count = tasks_of(rows, config, objective_of(config), 0, pad=pad)
         assert count == int((tokens != pad).sum()) < tokens.numel()
         assert (task.weights == 0).equal(task.answers == pad)
-        shared = [tasks_of(rows, config, objective_of(config), 0, 2, rank, pad, CPU)[1] for rank in range(2)]
+        shared = [tasks_of(rows, config, objective_of(config), 0, world=2, rank=rank, pad=pad)[1] for rank in range(2)]
         assert shared == [count, count], "every process divides by the count of the whole batch"
 
 
@@ -159,7 +159,7 @@ def test_whether_a_label_is_hidden_has_nothing_to_do_with_what_is_predicted(mode
     np.array([0, 1], "<i4").tofile(label_path(tmp_path, "train"))
     rows = ImageTokens(bin_path(tmp_path, "train"), "uint16", 2, 5, classes=2)
     config = TrainConfig(model=model, weights="arccos", batch=n, label_dropout=p)
-    [task], _ = tasks_of(rows, config, objective_of(config), 0, 1, 0, None, CPU)
+    [task], _ = tasks_of(rows, config, objective_of(config), 0)
     known = torch.zeros(len(task.problems), 5, dtype=torch.float64)
     known[task.problems.offsets.owner, task.problems.positions] = 1
     known, labels = (x.view(n, -1, *x.shape[1:])[:, 0] for x in (known, task.problems.labels))
@@ -247,8 +247,8 @@ def test_the_clock_goes_on_from_earlier_parts_and_stands_still_when_paused(monke
     assert clock.seconds == 102
 
 
-def test_stations_come_every_so_many_steps_or_ten_times_over_the_run():
-    def stations(every, steps):
+def test_milestones_come_every_so_many_steps_or_ten_times_over_the_run():
+    def milestones(every, steps):
         due, before = [], 0.0
         for done in range(1, steps + 1):
             step = Progress(done, torch.zeros(()), torch.zeros(()), 0.0, done / steps)
@@ -256,7 +256,7 @@ def test_stations_come_every_so_many_steps_or_ten_times_over_the_run():
             before = step.share
         return due
 
-    assert stations(3, 10) == [3, 6, 9]
-    assert stations(0, 10) == []
-    assert stations(None, 20) == list(range(2, 21, 2))
-    assert stations(None, 30_000)[:4] == [1_000, 2_000, 3_000, 4_000]
+    assert milestones(3, 10) == [3, 6, 9]
+    assert milestones(0, 10) == []
+    assert milestones(None, 20) == list(range(2, 21, 2))
+    assert milestones(None, 30_000)[:4] == [1_000, 2_000, 3_000, 4_000]

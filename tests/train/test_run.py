@@ -101,23 +101,23 @@ def test_work_that_cannot_be_shared_out_is_refused(wrong, says, configure, tmp_p
     assert list(tmp_path.iterdir()) == []
 
 
-@pytest.mark.parametrize("stations", [{}, {"log_every": 20, "sample_every": 2}, {"log_every": 20, "save_every": 2}])
-def test_a_loss_that_is_no_number_ends_the_run(stations, configure, tmp_path):
+@pytest.mark.parametrize("milestones", [{}, {"log_every": 20, "sample_every": 2}, {"log_every": 20, "save_every": 2}])
+def test_a_loss_that_is_no_number_ends_the_run(milestones, configure, tmp_path):
     with pytest.raises(
         ValueError, match=r"the loss is (nan|inf) at step \d+: (--resume .*, )?try a lower learning rate"
     ):
-        complete(tmp_path, configure(learning_rate=1e30, steps=20, **stations))
+        complete(tmp_path, configure(learning_rate=1e30, steps=20, **milestones))
 
 
-def test_a_resumed_run_has_the_stations_of_one_never_stopped(configure, tmp_path):
+def test_a_resumed_run_has_the_milestones_of_one_never_stopped(configure, tmp_path):
     whole, halves = tmp_path / "whole", tmp_path / "halves"
     config = configure(steps=20, evaluate_every=None, save_every=0)
     run(whole, config, Console(quiet=True))
     run(halves, dataclasses.replace(config, train=dataclasses.replace(config.train, steps=8)), Console(quiet=True))
     run(halves, config, Console(quiet=True))
-    stations = {
+    milestones = {
         folder: [line["step"] for line in read_metrics(folder / "metrics.jsonl") if "validation" in line]
         for folder in (whole, halves)
     }
-    assert stations[whole] == list(range(2, 21, 2))
-    assert [step for step in stations[halves] if step > 8] == [10, 12, 14, 16, 18, 20]
+    assert milestones[whole] == list(range(2, 21, 2))
+    assert [step for step in milestones[halves] if step > 8] == [10, 12, 14, 16, 18, 20]

@@ -112,7 +112,7 @@ def test_a_folder_that_holds_a_run_is_left_alone(data, tmp_path):
     assert (tmp_path / "run.json").read_text() == "a run"
 
 
-def test_a_run_goes_on_as_it_began_but_for_its_end_and_stations(text, tmp_path):
+def test_a_run_goes_on_as_it_began_but_for_its_end_and_milestones(text, tmp_path):
     folder, asked = tmp_path / "run", {"model": "pgm", "steps": 7, "learning_rate": 0.5}
     began = ask(folder, text=[str(text)], network={"width": 64}, train=asked)
     began.write(folder)

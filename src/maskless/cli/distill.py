@@ -66,7 +66,8 @@ def distill(
     again = resume and goes_on(to, distill_run.CONFIG, model or data, "MODEL and --data")
     make = distill_run.resumed if again else distill_run.begin
     with run_folder(to):
-        config = make(to, model, data, tokenizer=tokenizer, train=training, **how)
+        asked = distill_run.DistillRequest(source=model, data=data, tokenizer=tokenizer, how=how, train=training)
+        config = make(to, asked)
         done = distill_run.distill(to, config, show.err)
     if not processes().is_main_process:
         return

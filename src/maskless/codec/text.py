@@ -13,6 +13,7 @@ from typing import Any
 from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers, trainers
 
 from maskless.files import write_aside
+from maskless.terminal import first_line
 
 END = "<|endoftext|>"
 HUB = {"gpt2": "openai-community/gpt2", "bert": "google-bert/bert-base-uncased"}
@@ -120,7 +121,7 @@ class TextCodec:
         try:
             return _from_text(path.read_text(encoding="utf-8"))
         except Exception as error:  # tokenizers raises bare Exception
-            raise ValueError(f"{path}: not a tokenizer.json ({_first_line(error)})") from error
+            raise ValueError(f"{path}: not a tokenizer.json ({first_line(error)})") from error
 
 
 def _check_text(text: object) -> None:
@@ -143,16 +144,12 @@ def _inside(folder: Path) -> Path:
     raise ValueError(f"{folder}: the folder holds neither tokenizer.json nor vocab.txt")
 
 
-def _first_line(error: BaseException) -> str:
-    return (str(error).strip().splitlines() or [type(error).__name__])[0]
-
-
 def _wordpiece(path: Path) -> Tokenizer:
     """A lower-casing WordPiece tokenizer over the lines of a vocabulary file, as bert-base-uncased."""
     try:
         words = path.read_text(encoding="utf-8").splitlines()
     except UnicodeDecodeError as error:
-        raise ValueError(f"{path}: not a vocab.txt ({_first_line(error)})") from error
+        raise ValueError(f"{path}: not a vocab.txt ({first_line(error)})") from error
     if "[UNK]" not in words:
         raise ValueError(f"{path}: not a BERT vocab.txt, it has no line [UNK]")
     vocab = {word: i for i, word in enumerate(words)}
@@ -217,7 +214,7 @@ def _from_hub(repo: str) -> TextCodec:
         except OSError as error:
             raise ValueError(
                 f"cannot fetch tokenizer.json of {repo!r} from the Hugging Face hub; "
-                f"pass a local tokenizer.json or vocab.txt instead ({_first_line(error)})"
+                f"pass a local tokenizer.json or vocab.txt instead ({first_line(error)})"
             ) from error
     return TextCodec.load(path)
 

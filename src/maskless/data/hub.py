@@ -8,6 +8,7 @@ from functools import partial
 from typing import Any
 
 from maskless.data.unpack import extra
+from maskless.terminal import first_line
 
 
 def load(place: str, split: str | None, *, config: str | None = None, revision: str | None = None) -> Any:
@@ -20,8 +21,7 @@ def load(place: str, split: str | None, *, config: str | None = None, revision: 
     except (OSError, ValueError, LookupError, RuntimeError, datasets.exceptions.DatasetsError) as error:
         if isinstance(error, OSError) and error.errno == errno.ENOSPC:
             raise
-        reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
-        raise ValueError(f"cannot load the data set {place!r}: {reason}") from error
+        raise ValueError(f"cannot load the data set {place!r}: {first_line(error)}") from error
 
 
 def splits(given: str) -> Iterator[tuple[str | None, Any]]:

@@ -21,6 +21,7 @@ import numpy as np
 
 from maskless.data.image_pixels import decode
 from maskless.data.unpack import AT_ONCE, LIMITS, InputLimits, bounded, in_words, too_much
+from maskless.terminal import first_line
 
 PICTURES = (".jpg", ".jpeg", ".png", ".bmp", ".webp", ".gif", ".tif", ".tiff", ".ppm", ".pgm")
 TARS = (".tar", ".tar.gz", ".tgz", ".tar.xz", ".txz", ".tar.bz2", ".tbz2")
@@ -133,8 +134,7 @@ def whole(where: object) -> Iterator[None]:
     except (tarfile.TarError, zipfile.BadZipFile, lzma.LZMAError, zlib.error, struct.error, EOFError, OSError) as error:
         if isinstance(error, OSError) and error.filename is not None:  # it cannot be opened
             raise
-        reason = (str(error).splitlines() or [type(error).__name__])[0].rstrip(":")
-        raise ValueError(f"{where}: the file is broken or cut off ({reason})") from error
+        raise ValueError(f"{where}: the file is broken or cut off ({first_line(error).rstrip(':')})") from error
 
 
 class Tar(Store):
@@ -302,7 +302,7 @@ def _entries(files: Store, found: Layout) -> Iterator[Entry]:
             yield Entry(f"{files.path}/{name}", place[1], place[0], partial(_decoded, read))
 
 
-def _decoded(read: Callable[[], Any]) -> np.ndarray:
+def _decoded(read: Callable[[], bytes]) -> np.ndarray:
     return decode(read())
 
 

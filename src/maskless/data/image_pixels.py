@@ -14,6 +14,8 @@ import zlib
 import numpy as np
 from PIL import Image, ImageOps, UnidentifiedImageError
 
+from maskless.terminal import first_line
+
 FILTER = "bilinear"
 FILTERS = {
     "bilinear": Image.Resampling.BILINEAR,
@@ -63,7 +65,7 @@ def decode(data: bytes) -> np.ndarray:
     except UnidentifiedImageError as error:
         raise ValueError("not a picture that Pillow can read") from error
     except _DAMAGE as error:
-        raise ValueError((str(error).strip().splitlines() or [type(error).__name__])[0]) from error
+        raise ValueError(first_line(error)) from error
 
 
 def _upright(picture: Image.Image) -> Image.Image:

@@ -10,22 +10,15 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
 from itertools import islice
 from pathlib import Path
-from typing import IO
+from tempfile import TemporaryFile
+from typing import IO, Any
 
 import numpy as np
 
 from maskless.codec.vq import ImageCodec, check_indices, check_size, to_images
 from maskless.data.image_pixels import FILTER, check_fit
-from maskless.data.image_tokens import (
-    CODEC,
-    LABELS,
-    ImageSplit,
-    PreparedImages,
-    holds_images,
-    label_path,
-    open_images,
-)
-from maskless.data.images import WORKERS, read_images
+from maskless.data.image_tokens import CODEC, LABELS, ImageSplit, PreparedImages, holds_images, label_path, open_images
+from maskless.data.images import Square, read_images
 from maskless.data.split import VALID
 from maskless.data.tokens import DTYPES, SPLITS, bin_path, check_target, dtype_for
 from maskless.data.unpack import LIMITS, InputLimits
@@ -42,8 +35,7 @@ class _Side:
     def __init__(self, folder: Path, name: str, dtype: str, stack: ExitStack) -> None:
         self.folder, self.name, self.dtype = folder, name, DTYPES[dtype]
         self.file: IO[bytes] = stack.enter_context(bin_path(folder, name).open("wb"))
-        self.aside = folder / f"{name}.mirrored"
-        self.waiting: IO[bytes] = stack.enter_context(self.aside.open("w+b"))
+        self.waiting: IO[bytes] = stack.enter_context(TemporaryFile(dir=folder))  # noqa: SIM115
         self.labels, self.mirrored = [np.empty(0, LABELS)], 0
 
     def add(self, rows: np.ndarray, labels: np.ndarray) -> None:
@@ -63,7 +55,6 @@ class _Side:
             raise ValueError(f"no pictures for the {self.name} split: give more of them, or two splits")
         self.waiting.seek(0)
         shutil.copyfileobj(self.waiting, self.file)
-        self.aside.unlink()
         if labelled:
             label_path(self.folder, self.name).write_bytes(np.resize(labels, rows).tobytes())
         return ImageSplit(rows=rows, tokens=rows * length, pictures=pictures)
@@ -78,19 +69,7 @@ def _rows(codec: ImageCodec, pixels: np.ndarray) -> tuple[np.ndarray, tuple[int,
     return np.pad(tokens, ((0, 0), (1, 0)), constant_values=codec.codes + 1), grid
 
 
-class _Broken:
-    """Counts pictures that cannot be read, and keeps the first lines about them."""
-
-    def __init__(self) -> None:
-        self.count, self.lines = 0, list[str]()
-
-    def __call__(self, line: str) -> None:
-        self.count += 1
-        if len(self.lines) < NAMED:
-            self.lines.append(line)
-
-
-def _batches(pictures: Iterator[tuple[np.ndarray, int, str]], batch: int) -> Iterator[tuple[np.ndarray, ...]]:
+def _batches(pictures: Iterator[Square], batch: int) -> Iterator[tuple[np.ndarray, ...]]:
     """Squares (B, s, s, C), labels (B,) and sides (B,)"""
     while taken := list(islice(pictures, batch)):
         squares, labels, sides = zip(*taken, strict=True)
@@ -100,6 +79,32 @@ def _batches(pictures: Iterator[tuple[np.ndarray, int, str]], batch: int) -> Ite
 def _check_ours(target: Path) -> None:
     if not holds_images(target):
         raise ValueError(f"{target}: not a folder of prepared pictures, so it is not overwritten")
+
+
+def _write(
+    pictures: Iterator[Square],
+    codec: ImageCodec,
+    folder: Path,
+    *,
+    batch: int,
+    flips: bool,
+    labelled: bool,
+    report: Callable[[int], None],
+) -> tuple[tuple[int, int], dict[str, ImageSplit]]:
+    """Encodes pictures into the token files of a folder; their grid, and what each split has."""
+    grid, done, dtype = (0, 0), 0, dtype_for(codec.codes + 2)
+    with ExitStack() as stack:
+        sides = {name: _Side(folder, name, dtype, stack) for name in SPLITS}
+        for squares, labels, names in _batches(pictures, batch):
+            rows, grid = _rows(codec, squares)
+            for name, side in sides.items():
+                these = names == name
+                side.add(rows[these], labels[these])
+                if flips and name == "train" and these.any():  # validation pictures are never mirrored
+                    side.mirror(_rows(codec, squares[these, :, ::-1].copy())[0])
+            done += len(squares)
+            report(done)
+        return grid, {name: side.finish(1 + grid[0] * grid[1], labelled) for name, side in sides.items()}
 
 
 def prepare_images(
@@ -112,7 +117,6 @@ def prepare_images(
     valid: float = VALID,
     filter: str = FILTER,
     batch: int = 64,
-    workers: int = WORKERS,
     overwrite: bool = False,
     limits: InputLimits = LIMITS,
     on_progress: Progress | None = None,
@@ -121,7 +125,7 @@ def prepare_images(
 
     inputs: see `maskless.data.images.read_images`.  size: pixels a side.  flips: mirror the train pictures too, as the
     released code did not: row N + i is the mirror image of row i, encoded.  valid: the share of pictures held out,
-    unless the data has its own split.  batch: pictures encoded at once.  workers: threads that decode ahead.
+    unless the data has its own split.  batch: pictures encoded at once.
     limits: how large a packed input may turn out to be.
     on_progress: called with pictures seen, pictures to see, and those left out as broken, which the index counts.
     `out` appears when all is done or never.
@@ -132,42 +136,28 @@ def prepare_images(
         raise ValueError(f"batch is {batch}: expected 1 or more")
     target = Path(out).resolve()
     check_target(target, overwrite, _check_ours)
-    images = read_images(inputs, limits)
-    broken, dtype = _Broken(), dtype_for(codec.codes + 2)
+    images, broken = read_images(inputs, limits), list[str]()
 
     def report(done: int) -> None:
         if on_progress:
-            on_progress(done + broken.count, images.total, broken.count)
+            on_progress(done + len(broken), images.total, len(broken))
 
+    how: dict[str, Any] = {"filter": filter, "channels": codec.channels}
     with whole_folder(target) as folder:
-        pictures = images.pictures(
-            size, valid=valid, filter=filter, channels=codec.channels, workers=workers, on_broken=broken
-        )
-        grid, done = (0, 0), 0
-        with ExitStack() as stack:
-            sides = {name: _Side(folder, name, dtype, stack) for name in SPLITS}
-            for squares, labels, names in _batches(pictures, batch):
-                rows, grid = _rows(codec, squares)
-                for name, side in sides.items():
-                    these = names == name
-                    side.add(rows[these], labels[these])
-                    if flips and name == "train" and these.any():  # validation pictures are never mirrored
-                        side.mirror(_rows(codec, squares[these, :, ::-1].copy())[0])
-                done += len(squares)
-                report(done)
-            splits = {name: side.finish(1 + grid[0] * grid[1], bool(images.classes)) for name, side in sides.items()}
+        pictures = images.pictures(size, valid=valid, on_broken=broken.append, **how)
+        labelled = bool(images.classes)
+        grid, splits = _write(pictures, codec, folder, batch=batch, flips=flips, labelled=labelled, report=report)
         prepared = PreparedImages(
             folder=folder,
             size=size,
-            filter=filter,
-            channels=codec.channels,
+            **how,
             grid=grid,
             codes=codec.codes,
-            dtype=dtype,
+            dtype=dtype_for(codec.codes + 2),
             classes=images.classes,
             flips=flips,
-            skipped=broken.count,
-            broken=tuple(broken.lines),
+            skipped=len(broken),
+            broken=tuple(broken[:NAMED]),
             sources=images.names,
             splits=splits,
         )

@@ -13,8 +13,8 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
+from itertools import islice
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
@@ -38,6 +38,7 @@ from maskless.data.split import VALID, share_of, side_of
 from maskless.data.unpack import LIMITS, InputLimits
 
 Broken = Callable[[str], None]  # told of each picture that is left out, in one line
+Square = tuple[np.ndarray, int, str]  # a square (s, s, C), its label and its side, train or valid
 
 WORKERS = min(8, os.cpu_count() or 1)
 _EXPECTED = f"a folder, an archive ({', '.join(TARS)}, .zip), .npy, .npz, idx files, {', '.join(PICTURES)}, or hf:NAME"
@@ -105,26 +106,23 @@ class Images:
         channels: int = 3,
         workers: int = WORKERS,
         on_broken: Broken | None = None,
-        wanted: Callable[[], bool] | None = None,
-    ) -> Iterator[tuple[np.ndarray, int, str]]:
-        """Squares with their labels and sides; `split` leaves out the other side.  ((s, s, C), label, side)
+        share: tuple[int, int] = (0, 1),
+    ) -> Iterator[Square]:
+        """Squares with their labels and sides; `split` leaves out the other side.
 
         A broken picture is left out and told to `on_broken`; if nothing at all can be read, that is a ValueError.
-        workers: threads that decode ahead.  wanted: asked before each picture, by then all before it have been given
-        out; False leaves it out undecoded.
+        workers: threads that decode ahead.  share: which of how many processes this is, each has every so many-th.
         """
         check_fit(size, filter, channels)
         if split not in (None, "train", "valid"):
             raise ValueError(f"unknown split {split!r}: expected train or valid")
-        entries = (
-            (side, entry)
-            for side, entry in self.entries(valid)
-            if split in (None, side) and (wanted is None or wanted())
-        )
-        found = broken = 0
-        first = ""
-        make = partial(_square, size=size, filter=filter, channels=channels)
-        for side, entry, square_of in _ahead(entries, make, workers if wanted is None else 1):
+        entries = ((side, entry) for side, entry in self.entries(valid) if split in (None, side))
+        found, broken, first = 0, 0, ""
+
+        def make(entry: Entry) -> np.ndarray:
+            return fit(entry.load(), size, filter, channels)
+
+        for side, entry, square_of in _prefetched(islice(entries, share[0], None, share[1]), make, workers):
             try:
                 square = square_of()
             except ValueError as error:
@@ -139,11 +137,7 @@ class Images:
             raise ValueError(f"none of {broken:,} pictures can be read; {first}")
 
 
-def _square(entry: Entry, **how: Any) -> np.ndarray:
-    return fit(entry.load(), **how)
-
-
-def _ahead(
+def _prefetched(
     entries: Iterator[tuple[str, Entry]], make: Callable[[Entry], np.ndarray], workers: int
 ) -> Iterator[tuple[str, Entry, Callable[[], np.ndarray]]]:
     """Entries in their order with what gives their squares, which threads have begun on."""

@@ -13,16 +13,7 @@ import numpy as np
 from maskless.codec.text import TextCodec, train_bpe
 from maskless.data.sources import Chunk, Corpus, read
 from maskless.data.split import VALID, share_of, side_of
-from maskless.data.tokens import (
-    DTYPES,
-    SPLITS,
-    Prepared,
-    SplitIndex,
-    bin_path,
-    check_target,
-    dtype_for,
-    read_index,
-)
+from maskless.data.tokens import DTYPES, SPLITS, Prepared, SplitIndex, bin_path, check_target, dtype_for, read_index
 from maskless.data.unpack import LIMITS, InputLimits
 from maskless.files import whole_folder
 

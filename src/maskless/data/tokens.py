@@ -115,6 +115,7 @@ class TokenRows:
     """The rows of one token file, read from disk as they are asked for; vocab: how many ids there are, if known."""
 
     given = 0  # tokens at the start of each row that a model is given, and that do not count
+    classes = 0  # of labels
 
     def __init__(self, path: Path, dtype: str, rows: int, length: int, vocab: int | None = None) -> None:
         self.path, self.dtype, self.length, self.vocab = path, dtype, length, vocab
@@ -137,6 +138,12 @@ class TokenRows:
     def labels(self, indices: Sequence[int] | np.ndarray | torch.Tensor) -> torch.Tensor | None:
         """The labels of some rows, None if they have no classes.  (n,) -> (n,) int64"""
         return None
+
+    def counted(self, tokens: torch.Tensor, pad: int | None) -> torch.Tensor:
+        """Which tokens of some rows count: all but padding and what is given.  (n, L) -> (n, L) bool"""
+        counted = torch.ones_like(tokens, dtype=torch.bool) if pad is None else tokens != pad
+        counted[:, : self.given] = False
+        return counted
 
     def check_ids(self, found: np.ndarray) -> None:
         """Raise a ValueError about an id that is not in the vocabulary.  (n, L)"""

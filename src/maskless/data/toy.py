@@ -16,7 +16,6 @@ from __future__ import annotations
 
 import itertools
 import json
-import math
 import random
 import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -217,12 +216,3 @@ _PARSERS = [(re.compile(pattern), holds) for pattern, holds in _RULES]
 def check(sentence: str) -> bool:
     """Whether a sentence belongs to the language."""
     return any(holds(*match.groups()) for pattern, holds in _PARSERS if (match := pattern.fullmatch(sentence)))
-
-
-def score(text: str) -> float:
-    """The share of right sentences among the complete ones of a text; nan when there are none.
-
-    The first and the last stretch between full stops may have been cut off, and do not count.
-    """
-    complete = " ".join(text.split()).split(" . ")[1:-1]
-    return sum(check(f"{words} .") for words in complete) / len(complete) if complete else math.nan

@@ -13,7 +13,7 @@ import numpy as np
 from maskless.checkpoint import Model
 from maskless.codec.text import TextCodec
 from maskless.data.image_tokens import holds_images
-from maskless.data.prepare import LAYOUTS, Padded, Rows
+from maskless.data.prepare import LAYOUTS, Padded
 from maskless.data.sources import JSON_SUFFIXES, read
 from maskless.data.tokens import DTYPES, Prepared, SplitIndex, TokenRows, open_tokens
 from maskless.data.unpack import kind
@@ -34,9 +34,9 @@ class TextSet:
     codec: TextCodec | None
     layout: str = "packed"
 
-    def characters_per_byte(self, sequences: int = 256) -> float:
+    def characters_per_byte(self) -> float:
         """Of the text of some rows: 1 for plain English, less for other scripts."""
-        texts = [text.replace("\ufffd", "") for text in self.texts(sequences)]
+        texts = [text.replace("\ufffd", "") for text in self.texts(256)]
         return sum(map(len, texts)) / max(1, sum(len(text.encode()) for text in texts))
 
     def texts(self, sequences: int) -> list[str]:
@@ -99,17 +99,13 @@ class _Pieces(Padded):
         self.document = rest
 
 
-def _layout(name: str, model: Model, codec: TextCodec) -> Rows:
-    plain = kind(Path(name))[0] not in JSON_SUFFIXES
-    make = _Pieces if plain and model.layout == "padded" else LAYOUTS[model.layout]
-    return make(codec, model.config.length)
-
-
 def _plain(name: str, model: Model) -> Iterator[TextSet]:
     codec = model.codec
     if not isinstance(codec, TextCodec):
         raise ValueError(f"{name} is plain text, and this model brings no tokenizer: name a prepared folder")
-    rows = _layout(name, model, codec)
+    documents = kind(Path(name))[0] in JSON_SUFFIXES
+    layout = LAYOUTS[model.layout] if documents or model.layout != "padded" else _Pieces
+    rows = layout(codec, model.config.length)
     parts, characters = [], 0
     for chunk in read([name]):
         rows.add(codec.encode(chunk.text), chunk.text)

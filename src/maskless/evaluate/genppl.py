@@ -109,12 +109,7 @@ def sample_of(row: Sequence[int], codec: TextCodec, layout: str) -> Sample:
 
 
 def quality(
-    samples: Sequence[Sample],
-    judge: Judge | None,
-    codec: TextCodec | None = None,
-    *,
-    batch: int = 8,
-    reference: Tensor | None = None,
+    samples: Sequence[Sample], judge: Judge | None, codec: TextCodec | None = None, *, reference: Tensor | None = None
 ) -> TextQuality:
     """What this process's share of a set of texts, together with those of the others, is like.
 
@@ -128,11 +123,11 @@ def quality(
     mauve = None
     if judge is not None:
         own = judge.encode(texts)
-        known["retokenised"] = _likelihood(judge.costs(own, batch=batch))
+        known["retokenised"] = _likelihood(judge.costs(own))
         if codec is not None and judge.shares_vocabulary(codec):
-            known["raw"] = _likelihood(judge.costs(rows, batch=batch))
+            known["raw"] = _likelihood(judge.costs(rows))
         if reference is not None and mauve_installed():
-            features = judge.features(own, batch=batch).tolist() if own else []
+            features = judge.features(own).tolist() if own else []
             mauve = _mauve(reference, _everyones(features))
     return TextQuality(
         samples=len(varied),
@@ -173,7 +168,7 @@ def sweep(
     for K in dict.fromkeys(steps):
         if K not in points or (keep_texts and points[K].texts is None):
             batches = (draw(begin, min(batch, end - begin), K) for begin in range(first, end, batch))
-            watch, samples = Watch(batches, _decided), list[Sample]()
+            watch, samples = Watch(batches, lambda drawn: sum(one.decided for one in drawn)), list[Sample]()
             for some in watch:
                 samples += some
                 if on_batch is not None:
@@ -184,10 +179,6 @@ def sweep(
             points[K] = TextPoint(K, figures, watch.speed() if K else None, texts, drawn if K else None)
             keep(path, conditions, (points[K].as_dict() for K in sorted(points)))
         yield points[K]
-
-
-def _decided(samples: list[Sample]) -> int:
-    return sum(sample.decided for sample in samples)
 
 
 def mauve_installed() -> bool:

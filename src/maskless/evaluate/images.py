@@ -7,7 +7,6 @@ Shapes: N images, H x W pixels, D features, K classes, k neighbours.
 
 from __future__ import annotations
 
-import math
 import zipfile
 from collections.abc import Callable, Iterable
 from dataclasses import asdict, dataclass, replace
@@ -132,11 +131,11 @@ def inception_score(logits: Tensor, *, chunks: int = CHUNKS, seed: int = 0) -> t
     return float(each.mean()), float(each.std(correction=0))
 
 
-def precision_recall(real: Tensor, made: Tensor, *, k: int = NEIGHBOURS, batch: int = 4096) -> tuple[float, float]:
+def precision_recall(real: Tensor, made: Tensor, *, k: int = NEIGHBOURS, batch: int = 1024) -> tuple[float, float]:
     """The share of made images in the manifold of the real ones, and of real ones in that of the made.
 
     A manifold is the balls around its images that reach to their k-th neighbour.  Kynkaanniemi et al. 2019, Eq. 1-2
-    real (N, D), made (M, D); at most batch x batch distances are in memory at once.
+    real (N, D), made (M, D); the distances of at most `batch` images are in memory at once.
     """
     for name, x in (("real", real), ("made", made)):
         if x.ndim != 2 or len(x) <= k:
@@ -259,29 +258,15 @@ def _squared_distances(x: Tensor, y: Tensor) -> Tensor:
 
 
 def _radii(x: Tensor, k: int, batch: int) -> Tensor:
-    """The squared distance from each row to its k-th nearest other row.  (N, D) -> (N,)"""
-    found = []
-    for i in range(0, len(x), batch):
-        rows = x[i : i + batch]
-        nearest = rows.new_full((len(rows), k), math.inf)
-        for j in range(0, len(x), batch):
-            d = _squared_distances(rows, x[j : j + batch])
-            if i == j:
-                d.fill_diagonal_(math.inf)  # itself
-            nearest = torch.cat([nearest, d], 1).topk(k, largest=False).values
-        found.append(nearest[:, -1])
-    return torch.cat(found)
+    """The squared distance from each row to its k-th nearest other row; the nearest is itself.  (N, D) -> (N,)"""
+    return torch.cat([_squared_distances(rows, x).kthvalue(k + 1).values for rows in x.split(batch)])
 
 
 def _inside(points: Tensor, centres: Tensor, radii: Tensor, batch: int) -> float:
     """The share of points that lie in a ball around at least one centre."""
-    inside = torch.zeros(len(points), dtype=torch.bool, device=points.device)
     rounding = 1e-13 * float(torch.cat([points, centres]).square().sum(1).max())  # an equal point is at distance 0
-    for i in range(0, len(points), batch):
-        for j in range(0, len(centres), batch):
-            d = _squared_distances(points[i : i + batch], centres[j : j + batch])
-            inside[i : i + batch] |= (d <= radii[j : j + batch] + rounding).any(1)
-    return float(inside.double().mean())
+    inside = [(_squared_distances(some, centres) <= radii + rounding).any(1) for some in points.split(batch)]
+    return float(torch.cat(inside).double().mean())
 
 
 def _merged(mine: Statistics) -> Statistics:

@@ -26,6 +26,8 @@ from safetensors.torch import load_file
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from maskless.terminal import first_line
+
 SIZE = 299
 TORCH_FIDELITY = "torch-fidelity"
 INPUTS = {
@@ -212,7 +214,7 @@ def _weights(path: Path, device: torch.device) -> Body:
         else:
             state = torch.load(path, map_location="cpu", weights_only=True)
     except (SafetensorError, OSError) as error:
-        raise ValueError(f"{expected}, or TorchScript; {_line(error)}") from None
+        raise ValueError(f"{expected}, or TorchScript; {first_line(error)}") from None
     except (RuntimeError, ValueError, LookupError, EOFError, struct.error, pickle.UnpicklingError):
         # Not in torch's words: they advise to run the code in the file.
         raise ValueError(f"{expected} (.safetensors, .pth), or TorchScript") from None
@@ -224,7 +226,7 @@ def _weights(path: Path, device: torch.device) -> Body:
     try:
         network.load_state_dict(batches | state)
     except RuntimeError as error:
-        raise ValueError(f"{expected}; {_line(error)}") from None
+        raise ValueError(f"{expected}; {first_line(error)}") from None
     network.eval().requires_grad_(False).to(device)
     return lambda images: network(scaled(images))
 
@@ -241,7 +243,9 @@ def _torchscript(path: Path, digest: str, input: str | None, device: torch.devic
     try:
         network = torch.jit.load(str(path), map_location=device).eval()
     except (RuntimeError, ValueError) as error:
-        raise ValueError(f"{path} is not a feature network: TorchScript that cannot be read; {_line(error)}") from None
+        raise ValueError(
+            f"{path} is not a feature network: TorchScript that cannot be read; {first_line(error)}"
+        ) from None
     arguments = [argument.name for argument in network.forward.schema.arguments]
     nvidia = "return_features" in arguments  # as in NVIDIA's metrics: resizes by itself, ends in a softmax
     takes = KNOWN[digest][1] if digest in KNOWN else "pixels" if nvidia and input is None else input
@@ -268,13 +272,15 @@ def _torch_fidelity(device: torch.device) -> tuple[Body, str, str]:
         import torch_fidelity
     except ImportError as error:
         raise ValueError(
-            f"the feature network {TORCH_FIDELITY!r} cannot be loaded ({_line(error)}): "
+            f"the feature network {TORCH_FIDELITY!r} cannot be loaded ({first_line(error)}): "
             "pip install 'maskless[eval]', or name a file"
         ) from None
     try:
         network = torch_fidelity.FeatureExtractorInceptionV3("inception-v3-compat", ["2048", "logits_unbiased"])
     except (OSError, RuntimeError) as error:
-        raise ValueError(f"{TORCH_FIDELITY} could not get its weights ({_line(error)}): name a file instead") from None
+        raise ValueError(
+            f"{TORCH_FIDELITY} could not get its weights ({first_line(error)}): name a file instead"
+        ) from None
     network.to(device)
     digest = hashlib.sha256()
     for name, value in sorted(network.state_dict().items()):
@@ -288,14 +294,8 @@ def _probed(body: Body, name: str, sha256: str, standard: bool, device: torch.de
     try:
         found, logits = network(torch.full((2, 32, 32, 3), 128, dtype=torch.uint8))
     except (RuntimeError, torch.jit.Error) as error:
-        raise ValueError(f"{name} is not a feature network: it fails on two grey images; {_line(error)}") from None
+        raise ValueError(f"{name} is not a feature network: it fails on two grey images; {first_line(error)}") from None
     if found.ndim != 2 or len(found) != 2 or (logits is not None and (logits.ndim != 2 or len(logits) != 2)):
         raise ValueError(f"{name} is not a feature network: 2 images gave features {tuple(found.shape)}")
     classes = 0 if logits is None else logits.shape[1]
     return Features(body, name, sha256, standard, found.shape[1], classes, device)
-
-
-def _line(error: Exception) -> str:
-    """The first line of an error that says something."""
-    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
-    return lines[0][:200] if lines else type(error).__name__

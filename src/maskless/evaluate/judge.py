@@ -12,7 +12,7 @@ import hashlib
 import io
 import logging
 import os
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -20,8 +20,10 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from torch import Tensor
+from torch.nn.utils.rnn import pad_sequence
 
 from maskless.codec.text import TextCodec
+from maskless.terminal import first_line
 
 DEFAULT = "openai-community/gpt2-large"  # of the paper's tables
 
@@ -61,9 +63,7 @@ class Judge:
         return bool(self.tokenizer.get_vocab() == codec.tokenizer.get_vocab())
 
     @torch.no_grad()
-    def costs(
-        self, rows: Sequence[Sequence[int]], *, batch: int = 8, on_batch: Callable[[int], None] | None = None
-    ) -> Tensor:
+    def costs(self, rows: Sequence[Sequence[int]], *, batch: int = 8) -> Tensor:
         """Nats and how many tokens they are of, for each row of the judge's ids.  -> (N, 2) float64
 
         Every token counts but the first, which nothing predicts unless there is a lead. What is longer than the judge's
@@ -82,8 +82,6 @@ class Judge:
             for (i, a, b, first), each in zip(some, nats, strict=True):
                 counted = each[first - a - 1 : b - a - 1]
                 found[i] += torch.tensor([float(counted.sum()), len(counted)], dtype=torch.float64)
-            if on_batch is not None:
-                on_batch(len(some))
         return found
 
     @torch.no_grad()
@@ -137,8 +135,7 @@ def _read(place: str, name: str, where: dict[str, Any], device: torch.device | s
             network: Any = AutoModelForCausalLM.from_pretrained(place, dtype=torch.float32, **where)
             tokenizer = AutoTokenizer.from_pretrained(place, **where)
     except Exception as error:  # transformers, huggingface_hub, httpx: each raises its own
-        reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
-        raise ValueError(f"judge {name} cannot be read: {reason}") from error
+        raise ValueError(f"judge {name} cannot be read: {first_line(error)}") from error
     return network.to(device), tokenizer
 
 
@@ -156,7 +153,5 @@ def _windows(n: int, context: int) -> Iterator[tuple[int, int, int]]:
 def _padded(rows: Sequence[Sequence[int]]) -> tuple[Tensor, Tensor]:
     """Rows filled up with 0 on the right, and which are real.  -> (B, n), (B, n) bool"""
     lengths = torch.tensor([len(row) for row in rows])
-    ids = torch.zeros(len(rows), int(lengths.max()), dtype=torch.long)
-    for i, row in enumerate(rows):
-        ids[i, : len(row)] = torch.tensor(row)
+    ids = pad_sequence([torch.tensor(row, dtype=torch.long) for row in rows], batch_first=True)
     return ids, torch.arange(ids.shape[1]) < lengths[:, None]

@@ -104,8 +104,7 @@ def over_rows(
     for begin in range(0, len(mine), batch):
         numbers = mine[begin : begin + batch]
         tokens = rows.rows(numbers)
-        counted = torch.ones_like(tokens, dtype=torch.bool) if pad is None else tokens != pad
-        counted[:, : rows.given] = False
+        counted = rows.counted(tokens, pad)
         own = seed + int(numbers[0])  # a batch's draws depend on its first row, not on the batches before it
         with autocast(device_of(network)), _as_written(network):
             costs.append(cost(tokens, counted, numbers, own))

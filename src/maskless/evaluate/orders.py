@@ -17,7 +17,7 @@ from torch import Tensor
 
 from maskless import texts
 from maskless.checkpoint import Model
-from maskless.decide import settled
+from maskless.decide import OLD_ORDERS, settled
 from maskless.evaluate.genppl import Draw, Sample, sample_of
 from maskless.how import TEXT_ORDERS, How
 from maskless.logits import row_keys, uniforms
@@ -34,7 +34,6 @@ from maskless.problems import split
 
 CONFIDENCE = "confidence"
 NAMES = TEXT_ORDERS
-OLD = {"left-to-right": "left", "raster": "left"}
 STRANDS = 8  # of the strands that are measured by default
 EXACT = ("left to right", f"{STRANDS} strands", f"{STRANDS} strands, in step")
 
@@ -89,7 +88,9 @@ def along(
     whose most likely token has the largest probability.
     """
     B, L = tokens.shape
-    order = _named(order)
+    order = OLD_ORDERS.get(order, order)
+    if order not in NAMES:
+        raise ValueError(f"unknown order {order!r}: expected one of {', '.join(NAMES)}")
     if isinstance(network, CausalTransformer):
         raise ValueError("a causal model knows one order only, left to right: its bound is its likelihood")
     counted = torch.ones_like(tokens, dtype=torch.bool) if counted is None else counted
@@ -143,13 +144,6 @@ def drawing(model: Model, *, length: int | None = None, **how: Any) -> Draw:
         return [sample_of(one.tokens, model.text_codec, model.layout) for one in drawn]
 
     return draw
-
-
-def _named(order: str) -> str:
-    """An order by its name, or by one that it had before."""
-    if order not in (*NAMES, *OLD):
-        raise ValueError(f"unknown order {order!r}: expected one of {', '.join(NAMES)}")
-    return OLD.get(order, order)
 
 
 def unknown(model: Model, length: int | None = None) -> int:

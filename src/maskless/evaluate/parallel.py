@@ -14,13 +14,10 @@ from typing import Any
 import torch
 
 from maskless.checkpoint import Model
-from maskless.decide import drafts_of
+from maskless.decide import decide, drafts_of
 from maskless.drafts import Tally
-from maskless.engine import backend_of
 from maskless.how import How
 from maskless.logits import row_keys
-from maskless.nn.calls import evaluating
-from maskless.sampling import run
 
 
 @dataclass(frozen=True)
@@ -60,8 +57,7 @@ def parallel(
                 tokens[:, : len(lead)] = lead
                 known = (torch.arange(L) < len(lead)).expand(rows, L)
                 drafts = drafts_of(model, tokens, known, row_keys(settings.seed, begin + torch.arange(rows)), settings)
-                with torch.no_grad(), evaluating(model.network):
-                    run(drafts, backend_of(model.network, draft=size, length=L))
+                decide(model, drafts)
                 tally += drafts.tally
                 if on_batch is not None:
                     on_batch(rows)

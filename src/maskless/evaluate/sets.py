@@ -60,10 +60,10 @@ class Real:
     ) -> Iterator[Tensor]:
         """This process's share, every so many-th picture, as squares of bytes.  (n, size, size, C)"""
         assert self.images is not None
-        state, number = PartialState(), itertools.count()
-        mine = None if state.num_processes == 1 else lambda: next(number) % state.num_processes == state.process_index
-        which: dict[str, Any] = {"split": self.split, "valid": self.valid, "wanted": mine}
-        found = self.images.pictures(size, channels=channels, on_broken=on_broken, **which)
+        state = PartialState()
+        which: dict[str, Any] = {"split": self.split, "valid": self.valid, "channels": channels}
+        mine = state.process_index, state.num_processes
+        found = self.images.pictures(size, on_broken=on_broken, share=mine, **which)
         squares = (square for square, _, _ in found)
         while some := list(itertools.islice(squares, batch)):
             yield torch.from_numpy(np.stack(some))

@@ -126,17 +126,15 @@ def described(q: ImageQuality) -> str:
 
 def plot(curves: Mapping[str, Sequence[ImagePoint]], path: Path) -> None:
     """A PNG: FID against guidance and, where there are scores, FID against Inception Score along the guidance."""
-    import matplotlib
-
-    matplotlib.use("agg")
-    from matplotlib import pyplot
+    from matplotlib.figure import Figure
 
     if not curves or not all(curves.values()):
         raise ValueError("nothing to plot: expected at least one point in each curve")
     text = caption(point for points in curves.values() for point in points)
     curves = {name: sorted(points, key=lambda point: point.guidance) for name, points in curves.items()}
     scored = all(p.quality.inception_score is not None for points in curves.values() for p in points)
-    figure, (panels,) = pyplot.subplots(1, 1 + scored, figsize=(6.4 * (1 + scored), 4.8), squeeze=False)
+    figure = Figure(figsize=(6.4 * (1 + scored), 4.8))
+    (panels,) = figure.subplots(1, 1 + scored, squeeze=False)
     for name, points in curves.items():
         fids = [p.quality.fid for p in points]
         (line,) = panels[0].plot([p.guidance for p in points], fids, "o-", ms=4, label=name)
@@ -160,7 +158,6 @@ def plot(curves: Mapping[str, Sequence[ImagePoint]], path: Path) -> None:
     figure.suptitle(textwrap.fill(text, 85 * len(panels)), fontsize=9)
     figure.tight_layout()
     write_aside(path, lambda aside: figure.savefig(aside, dpi=120, format="png"))
-    pyplot.close(figure)
 
 
 def _fingerprint(statistics: Statistics) -> list[float]:

@@ -50,7 +50,7 @@ class TableJob:
 
     @property
     def resumes(self) -> Path | None:
-        """The folder with which it goes on, where it can."""
+        """The folder that it resumes, where it can."""
         return Path(self.words[self.words.index("--out") + 1]) if "--resume" in self.words else None
 
     @property

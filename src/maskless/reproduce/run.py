@@ -1,7 +1,7 @@
 """Going through a plan: what is done is not done again, what fails is noted, and what it costs is measured first.
 
-A job that has ended leaves a file in OUT/steps with its words and what it found. One that can go on after a kill
-leaves its words before it starts, so that it cannot go on with others.
+A job that has ended leaves a file in OUT/steps with its words and what it found. One that can resume after a kill
+leaves its words before it starts, so that it cannot resume with others.
 """
 
 from __future__ import annotations
@@ -161,7 +161,9 @@ def _once(plan: TablePlan, job: TableJob, do: Do, done: bool) -> Outcome:
             if job.resumes is not None and not job.resumes.exists():
                 _path(plan, job).unlink()
             return Outcome(why_not=" ".join(str(error).split()) or repr(error))
-        record |= {"done": True, "seconds": round(time.monotonic() - begin, 1), "machine": _machine(), "found": found}
+        seconds = round(time.monotonic() - begin, 1)
+        machine = torch.cuda.get_device_name() if torch.cuda.is_available() else processor()
+        record |= {"done": True, "seconds": seconds, "machine": machine, "found": found}
         _write(plan, job, record)
     assert record is not None
     return Outcome(record.get("found"), "", record.get("machine", ""))
@@ -249,7 +251,3 @@ def _options(words: list[str]) -> dict[str, str]:
         name = word if word.startswith("--") else name
         found[name] = f"{found.get(name, '')} {'' if word == name else word}".strip()
     return found
-
-
-def _machine() -> str:
-    return torch.cuda.get_device_name() if torch.cuda.is_available() else processor()

@@ -24,7 +24,8 @@ from maskless.nn import autocast
 from maskless.train import folder as folders
 from maskless.train import state
 from maskless.train.codec_loop import CodecConfig, Trainer, train_steps
-from maskless.train.folder import RunFolder, Station
+from maskless.train.data import evenly
+from maskless.train.folder import Milestone, RunFolder
 from maskless.train.loop import Progress
 from maskless.train.report import or_unknown, progress_bar
 
@@ -86,7 +87,7 @@ def configure(
 def resumed(
     folder: Path, images: list[str], *, factor: int | None = None, codec: dict[str, Any] | None = None, **training: Any
 ) -> CodecConfig:
-    """The configuration of a run that goes on, with a new end or other stations if they are named."""
+    """The configuration of a resumed run, with a new end or other milestones if they are named."""
     config = read_config(folder)
     own = dataclasses.asdict(config.codec) | dataclasses.asdict(config) | {"factor": config.codec.factor}
     given = (codec or {}) | training | ({} if factor is None else {"factor": factor})
@@ -122,7 +123,8 @@ class CodecRun(RunFolder[CodecQuality]):
         """images: (N, H, W, C) uint8; held_out: (N,) bool, those to test on; where there are none, on the others."""
         super().__init__(folder, config)
         self.images, self.held_out, trained = images, bool(held_out.any()), np.flatnonzero(~held_out)
-        self.tested = _evenly(np.flatnonzero(held_out) if self.held_out else trained, MOST_TESTED)
+        tested = np.flatnonzero(held_out) if self.held_out else trained
+        self.tested = tested[evenly(len(tested), MOST_TESTED)]  # a folder is sorted by class
         self.trainer = Trainer(config, images, trained, find_device())
         self.network, self.ema = self.trainer.codec, self.trainer.ema
         self.open(dataclasses.asdict(config) | {PICTURES: images.shape})
@@ -160,7 +162,8 @@ class CodecRun(RunFolder[CodecQuality]):
             each = torch.cat(decibels).double().cpu()
             if not each.isfinite().all():
                 raise ValueError(f"the PSNR is {each.mean().item()} at step {step}: {state.DIVERGED}")
-            shown, rebuilt = (to_pixels(images).cpu() for images in self._rebuilt(_evenly(self.tested, SHOWN)))
+            some = self.tested[evenly(len(self.tested), SHOWN)]
+            shown, rebuilt = (to_pixels(images).cpu() for images in self._rebuilt(some))
             pictures.reconstructions(shown, rebuilt, self.folder / "reconstructions.png")
         error = each.std().item() / math.sqrt(len(each)) if len(each) > 1 else math.nan
         l1 = torch.cat(differences).mean().item()
@@ -175,18 +178,12 @@ class CodecRun(RunFolder[CodecQuality]):
             out, _ = self.trainer.codec(images)
         return images, out
 
-    def stations(self) -> list[Station]:
+    def milestones(self) -> list[Milestone]:
         return [(self.settings.evaluate_every, lambda step: described(self.evaluate(step)))]
 
     def finish(self, step: int, say: Callable[[str], None]) -> CodecQuality:
         say("evaluating")
         return self.evaluate(step)
-
-
-def _evenly(numbers: np.ndarray, most: int) -> np.ndarray:
-    """At most so many of some numbers, over their whole range: a folder is sorted by class."""
-    count = min(most, len(numbers))
-    return numbers[np.arange(count) * len(numbers) // count]
 
 
 def train_codec(folder: Path, config: CodecConfig, console: Console) -> CodecSummary:

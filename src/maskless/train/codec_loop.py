@@ -36,6 +36,7 @@ from maskless.train.loop import Clock, Progress, share_done
 
 FADE = 0.1  # the share of a run over which the adversarial loss comes in
 FLIPS, REVIVALS = 1, 2  # what a step draws
+PARTS = ("codec", "judge", "adam", "judge_adam")  # of a trainer that have a state
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -123,7 +124,7 @@ class Trainer:
 
     @torch.no_grad()
     def revive(self, step: int, latents: Tensor) -> None:
-        """Put codes that no recent batch used where latents are; their moments and averages begin anew.
+        """Put codes that no recent batch used where latents are; their moments and averages are reset.
 
         latents (B, E, h, w)
         """
@@ -142,18 +143,11 @@ class Trainer:
 
     def state(self) -> dict[str, Any]:
         """All that a resumed run needs, beside the step."""
-        return {
-            "codec": self.codec.state_dict(),
-            "judge": self.judge.state_dict(),
-            "adam": self.adam.state_dict(),
-            "judge_adam": self.judge_adam.state_dict(),
-            "averages": self.ema.averages,
-            "updates": self.ema.updates,
-            "use": self.use.counts,
-        }
+        parts = {name: getattr(self, name).state_dict() for name in PARTS}
+        return parts | {"averages": self.ema.averages, "updates": self.ema.updates, "use": self.use.counts}
 
     def restore(self, state: dict[str, Any]) -> None:
-        for name in ("codec", "judge", "adam", "judge_adam"):
+        for name in PARTS:
             getattr(self, name).load_state_dict(state[name])
         self.ema.restore(state["averages"], state["updates"])
         self.use.counts.copy_(state["use"])
@@ -162,7 +156,7 @@ class Trainer:
 def train_steps(trainer: Trainer, *, start: int = 0, clock: Clock | None = None) -> Iterator[Progress]:
     """Take steps from `start` on, until the last step or until the minutes are spent.
 
-    clock: goes on from earlier parts of the run.
+    clock: continues from earlier parts of the run.
     """
     config, clock, cuda = trainer.config, clock or Clock(0.0), trainer.device.type == "cuda"
     share = share_done(config, start, clock)

@@ -27,7 +27,7 @@ DECAYS = ("constant", "cosine")
 INITIALS = ("open", "released")
 TRACKERS = ("none", *sorted(LOGGER_TYPE_TO_CLASS))
 RAGGED = ("mdlm", "maskgit")  # tasks whose targets vary in number
-# What may change when a run goes on; everything else is as it began.
+# What may change when a run resumes; everything else is as it began.
 CHANGEABLE = ("steps", "minutes", "evaluate_every", "sample_every", "save_every", "log_every", "keep")
 
 RANGES: dict[str, Callable[[float], bool]] = {
@@ -41,7 +41,7 @@ RANGES: dict[str, Callable[[float], bool]] = {
 
 @dataclass(frozen=True, kw_only=True)
 class Settings:
-    """What every run has, of a network or of a codec: its end, its optimiser and its stations."""
+    """What every run has, of a network or of a codec: its end, its optimiser and its milestones."""
 
     steps: int
     minutes: float | None = None  # stop after this long (evaluating and saving not counted), if before the last step

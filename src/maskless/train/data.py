@@ -1,4 +1,4 @@
-"""The prepared data of a run: opened, and known again when the run goes on."""
+"""The prepared data of a run: opened, and recognised when the run resumes."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from pathlib import Path
 
 import numpy as np
 
-from maskless.data.image_tokens import CODEC, ImageTokens, PreparedImages, holds_images, open_images
+from maskless.data.image_tokens import CODEC, PreparedImages, holds_images, open_images
 from maskless.data.tokens import INDEX, SPLITS, Prepared, open_tokens
 
 CODED = ("tokenizer.json", f"{CODEC}/config.json", f"{CODEC}/model.safetensors")  # what made the tokens: one or two
@@ -35,12 +35,17 @@ def fingerprint(data: Prepared | PreparedImages) -> str:
                 found.update(hashlib.file_digest(file, "sha256").digest())
     for name in SPLITS:
         rows = data.split(name)
-        count = min(SAMPLED, len(rows))
-        numbers = np.arange(count) * len(rows) // count
+        numbers = evenly(len(rows), SAMPLED)
         found.update(rows.rows(numbers).numpy().tobytes())
-        if isinstance(rows, ImageTokens) and (labels := rows.labels(numbers)) is not None:
+        if (labels := rows.labels(numbers)) is not None:
             found.update(labels.numpy().tobytes())
     return found.hexdigest()
+
+
+def evenly(count: int, most: int) -> np.ndarray:
+    """At most so many numbers below a count, over their whole range."""
+    taken = min(most, count)
+    return np.arange(taken) * count // taken
 
 
 def same_data(data: Prepared | PreparedImages, known: str | None, folder: Path) -> str:
@@ -55,7 +60,7 @@ def same_data(data: Prepared | PreparedImages, known: str | None, folder: Path) 
 
 
 def found_again(before: str, given: Path | None, known: str | None, folder: Path) -> str:
-    """Where the data of a run is that goes on: as before, or where it was moved to, known by its fingerprint."""
+    """Where the data of a resumed run is: as before, or where it was moved to, known by its fingerprint."""
     gone = not Path(before).exists()
     if given is None or str(given.resolve()) == before:
         if gone:

@@ -24,7 +24,6 @@ import torch
 from torch import Tensor, nn
 
 from maskless import logits as lg
-from maskless.data.image_tokens import ImageTokens
 from maskless.data.tokens import TokenRows, global_batch
 from maskless.nn import autocast, device_of
 from maskless.nn.blocks import Head
@@ -34,7 +33,7 @@ from maskless.problems import Problems, partition, split
 from maskless.train.config import TrainConfig
 from maskless.train.distill_loss import RULED_OUT, Divergence, Linear, divergence
 from maskless.train.loop import Workload
-from maskless.train.tasks import counts, labels_of, pieces_of
+from maskless.train.tasks import pieces_of
 
 DRAWS = 1 << 20  # keeps the seeds of draws apart from those of dropout, which end in the number of a process
 GROUPS = ("one", "two")
@@ -270,26 +269,24 @@ def lessons(
     groups: str,
     step: int,
     *,
-    world: int = 1,
-    rank: int = 0,
     pad: int | None = None,
-    pinned: bool = False,
+    **share: Any,
 ) -> tuple[list[Lesson], int]:
-    """This process's pieces of a step's global batch, and how many targets of the whole batch count."""
+    """This process's pieces of a step's global batch, and how many targets of the whole batch count.
+
+    share: as `pieces_of` takes it.
+    """
     numbers = global_batch(step, config.batch, len(rows), config.seed)
     t, u = noise(config.batch, rows.length, seed=config.seed, step=step)
     generator = torch.Generator().manual_seed(mixed_seed(config.seed, step, DRAWS))
     v = torch.rand(config.batch, rows.length, generator=generator, dtype=torch.float64)
-    lead = int(isinstance(rows, ImageTokens))
     build = {"one": one_group, "two": two_groups}[groups]
-    found = []
-    for piece in pieces_of(config, world, rank):
-        tokens = rows.rows(numbers[piece])
-        labels = labels_of(rows, numbers[piece], u[piece, 0], config.label_dropout)
-        valid = counts(rows, tokens, pad)
-        lesson = build(tokens, t[piece], u[piece], v[piece], valid, stride, lead=lead).labelled(labels)
-        found.append(lesson.map(Tensor.pin_memory) if pinned else lesson)
-    counted = counts(rows, u if pad is None else rows.rows(numbers), pad)
+
+    def lesson(piece: slice, tokens: Tensor, valid: Tensor) -> Lesson:
+        return build(tokens, t[piece], u[piece], v[piece], valid, stride, lead=rows.given)
+
+    found = list(pieces_of(rows, config, numbers, u, lesson, pad=pad, **share))
+    counted = rows.counted(u if pad is None else rows.rows(numbers), pad)
     if groups == "one":
         counted = counted & (u >= stride.pace.known(t)[:, None])
     return found, max(1, int(counted.sum()))

@@ -1,7 +1,7 @@
 """A distillation as a folder: distill.json, round-0 (the model it began with), a run in round-1, round-2, ..., model/.
 
 Each round is a run like any other, with its own states and metrics; it begins with the averaged weights of the round
-before, which are also its teacher. Killed at any moment, the distillation goes on where it was.
+before, which are also its teacher. Killed at any moment, the distillation resumes where it was.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ import dataclasses
 import json
 import math
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import zip_longest
 from pathlib import Path
 from typing import Any
@@ -31,7 +31,7 @@ from maskless.train.data import found_again, open_data, same_data
 from maskless.train.distill import ARCCOS, GROUPS, UNIFORM, Stride, Teacher, teaching
 from maskless.train.distill_loss import LOSSES
 from maskless.train.folder import changed, read_config, write_config
-from maskless.train.loop import Progress, take_steps
+from maskless.train.loop import Progress, own_share, take_steps
 from maskless.train.processes import check_processes, processes
 from maskless.train.run import Run, RunConfig, complete
 
@@ -119,9 +119,8 @@ class Round(Run):
 
     def steps(self) -> Iterator[Progress]:
         distill, at = self.config.distill, self.accelerator
-        share = {"world": at.num_processes, "rank": at.process_index, "pinned": at.device.type == "cuda"}
         rows, common = self.rows(), (self.settings, self.stride, distill.groups)
-        work = teaching(self.teacher, LOSSES[distill.loss], rows, *common, pad=self.data.pad, **share)
+        work = teaching(self.teacher, LOSSES[distill.loss], rows, *common, pad=self.data.pad, **own_share(at))
         return take_steps(self.network, self.optimizer, work, self.settings, at, start=self.start, clock=self.clock)
 
     def end(self) -> None:
@@ -130,33 +129,32 @@ class Round(Run):
             tracker.finish()
 
 
-def begin(
-    folder: Path,
-    source: str | None,
-    data: Path | None,
-    *,
-    tokenizer: str | None = None,
-    train: dict[str, Any] | None = None,
-    **how: Any,
-) -> DistillConfig:
-    """Put the model in round-0 and the configuration beside it; what is not given follows from the model.
+@dataclass(frozen=True, kw_only=True)
+class DistillRequest:
+    """What a user asked for; None means: as it comes out."""
 
-    train: keywords of `TrainConfig`; how: those of `DistillConfig`.
-    """
-    if source is None or data is None:
+    source: str | None = None
+    data: Path | None = None
+    tokenizer: str | None = None
+    how: dict[str, Any] = field(default_factory=dict)  # keywords of `DistillConfig`
+    train: dict[str, Any] = field(default_factory=dict)  # keywords of `TrainConfig`
+
+
+def begin(folder: Path, request: DistillRequest) -> DistillConfig:
+    """Put the model in round-0 and the configuration beside it; what is not given follows from the model."""
+    source = request.source
+    if source is None or request.data is None:
         raise ValueError("what to distill, and on what? expected MODEL and --data DIR (a prepared folder)")
-    if folder.exists() and not folder.is_dir():
-        raise ValueError(f"{folder} is not a folder")
     if (folder / CONFIG).exists():
         raise ValueError(f"{folder} holds a distillation already: go on with --resume, or name another --out")
     if (folder / "run.json").exists():
         raise ValueError(f"{folder} holds a training run: name another --out")
-    model = load(source, tokenizer=tokenizer, device="cpu")
+    model = load(source, tokenizer=request.tokenizer, device="cpu")
     if model.kind not in KINDS:
         raise ValueError(f"{source} is an AR model, which decides a token in each step: expected pgm, mdlm or maskgit")
-    prepared = open_data(data)
+    prepared = open_data(request.data)
     _check_fit(source, model, prepared)
-    settings = _settings(model.kind, isinstance(prepared, PreparedImages), train or {})
+    settings = _settings(model.kind, isinstance(prepared, PreparedImages), request.train)
     check_processes(settings, processes())
     derived: dict[str, Any] = {
         "source": source,
@@ -164,7 +162,7 @@ def begin(
         "teacher_steps": prepared.length - int(model.layout != "packed"),
         "groups": "two" if model.kind == "partition" else "one",
     }
-    config = DistillConfig(train=settings, **derived | how)
+    config = DistillConfig(train=settings, **derived | request.how)
     if config.teacher_steps > prepared.length:
         raise ValueError(f"teacher_steps {config.teacher_steps} is out of range: expected 1 to {prepared.length}")
     processes().wait_for_everyone()  # all have seen that the folder is free
@@ -175,23 +173,18 @@ def begin(
     return config
 
 
-def resumed(
-    folder: Path,
-    source: str | None,
-    data: Path | None,
-    *,
-    tokenizer: str | None = None,
-    train: dict[str, Any] | None = None,
-    **how: Any,
-) -> DistillConfig:
-    """The configuration of a distillation that goes on, with more rounds or another end of each if they are named."""
+def resumed(folder: Path, request: DistillRequest) -> DistillConfig:
+    """The configuration of a resumed distillation, with more rounds or another end of each if they are named."""
     config = DistillConfig.read(folder)
     own = dataclasses.asdict(config) | dataclasses.asdict(config.train)
-    place = config.data if data is None else found_again(config.data, data, config.fingerprint, folder)
-    given = ({} if source is None else {"source": source}) | how | (train or {})
+    place = config.data
+    if request.data is not None:
+        place = found_again(config.data, request.data, config.fingerprint, folder)
+    source = {} if request.source is None else {"source": request.source}
+    given = source | request.how | request.train
     new = changed(folder, own, given, also=("rounds",), what="a distillation")
     settings = dataclasses.replace(config.train, **new)
-    return dataclasses.replace(config, data=place, train=settings, rounds=how.get("rounds", config.rounds))
+    return dataclasses.replace(config, data=place, train=settings, rounds=request.how.get("rounds", config.rounds))
 
 
 def distill(folder: Path, config: DistillConfig, console: Console) -> list[RoundSummary]:

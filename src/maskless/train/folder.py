@@ -32,7 +32,7 @@ from maskless.train.report import MetricsFile, Throughput, progress_bar
 
 CONFIG = "run.json"
 T = TypeVar("T")
-Station = tuple[int | None, Callable[[int], str]]  # every so many steps; what is done there, and what it has to say
+Milestone = tuple[int | None, Callable[[int], str]]  # every so many steps; what is done there, and what it has to say
 
 
 class RunFolder(ABC, Generic[T]):
@@ -68,7 +68,7 @@ class RunFolder(ABC, Generic[T]):
         """Write the averaged model."""
 
     @abstractmethod
-    def stations(self) -> list[Station]:
+    def milestones(self) -> list[Milestone]:
         """What is done between steps, and said."""
 
     @abstractmethod
@@ -84,7 +84,7 @@ class RunFolder(ABC, Generic[T]):
         return {}
 
     def open(self, config: Mapping[str, Any]) -> None:
-        """Go on from the newest state, or begin; config: what run.json is to say."""
+        """Resume from the newest state, or begin; config: what run.json is to say."""
         self.start, spent = state.load(self.folder / "states", self.restore)
         if self.main:
             self.folder.mkdir(parents=True, exist_ok=True)
@@ -175,7 +175,7 @@ class Ended(Generic[T]):
 
 
 def complete(run: RunFolder[T], console: Console, opening: str, *, name: str, each: int) -> Ended[T]:
-    """Go on with a run to its end, showing progress. opening: what is said first; each: tokens or images of a step."""
+    """Take a run to its end, showing progress. opening: what is said first; each: tokens or images of a step."""
 
     def say(text: str) -> None:
         if run.main:
@@ -192,7 +192,7 @@ def complete(run: RunFolder[T], console: Console, opening: str, *, name: str, ea
                 if (loss := run.log(step)) is not None:
                     pace = f"{speed.look(done, run.clock.seconds):>9,.0f} {run.takes}/s"
                     bar.update(task, completed=step.share, text=f"loss {loss:6.3f}  {pace}")
-                for every, work in run.stations():
+                for every, work in run.milestones():
                     if is_due(every, step, share) and not last:
                         say(f"  step {done:,}: {escape(work(done))}")
                 interrupted = run.stops(interruption.asked, logged=loss is not None)  # read once
@@ -234,7 +234,7 @@ def read_config(path: Path, what: str, build: Callable[[dict[str, Any]], T]) -> 
 def changed(
     folder: Path, own: Mapping[str, Any], given: Mapping[str, Any], *, also: tuple[str, ...] = (), what: str = "a run"
 ) -> dict[str, Any]:
-    """Which of the given settings are new in a run that goes on: its end and its stations may be, and no others.
+    """Which of the given settings are new in a resumed run: its end and its milestones may be, and no others.
 
     own: as the run began; also: what else may be new.
     """

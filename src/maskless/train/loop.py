@@ -25,9 +25,9 @@ from maskless.nn.blocks import CrossBlock, Head, Normalised, SelfBlock
 from maskless.nn.loss import cost
 from maskless.nn.partition import GroupSwap
 from maskless.objective import Task, mixed_seed
-from maskless.train.ahead import ahead
 from maskless.train.captured import Captured, Piece
 from maskless.train.config import RAGGED, Settings, TrainConfig
+from maskless.train.prefetch import prefetch
 from maskless.train.state import whole
 from maskless.train.tasks import objective_of, tasks_of
 
@@ -47,7 +47,7 @@ class Progress:
 
 
 def is_due(every: int | None, step: Progress, before: float) -> bool:
-    """Whether a station of the run is reached: every so many steps, or the default (see `TrainConfig`).
+    """Whether a milestone of the run is reached: every so many steps, or the default (see `TrainConfig`).
 
     before: the share of the run that was done a step earlier.
     """
@@ -98,13 +98,12 @@ def train(
 ) -> Iterator[Progress]:
     """Take optimiser steps from `start` on, until the last step or until the minutes are spent.
 
-    network, optimizer: as prepared by the accelerator. clock: goes on from earlier parts of the run. lead: so many
+    network, optimizer: as prepared by the accelerator. clock: continues from earlier parts of the run. lead: so many
     tokens begin every row (a BOS), and come first in every order. grid: of images.
     """
-    world, rank, device = accelerator.num_processes, accelerator.process_index, accelerator.device
-    build = objective_of(config, lead, grid)
+    build, share = objective_of(config, lead, grid), own_share(accelerator)
     work = Workload(
-        lambda step: tasks_of(rows, config, build, step, world, rank, pad, device), _cost, config.task not in RAGGED
+        lambda step: tasks_of(rows, config, build, step, pad=pad, **share), _cost, config.task not in RAGGED
     )
     return take_steps(network, optimizer, work, config, accelerator, start=start, clock=clock)
 
@@ -133,7 +132,7 @@ def take_steps(
     share = share_done(config, start, clock, accelerator)
     if share >= 1:
         return
-    for step, (pieces, count) in enumerate(ahead(map(work.pieces, range(start, config.steps))), start):
+    for step, (pieces, count) in enumerate(prefetch(map(work.pieces, range(start, config.steps))), start):
         rate = config.rate(step, share)
         for group in optimizer.param_groups:
             group["lr"] = rate
@@ -149,6 +148,12 @@ def take_steps(
         yield Progress(done, loss, norm, rate, share)
         if share >= 1:
             return
+
+
+def own_share(accelerator: Accelerator) -> dict[str, Any]:
+    """Which part of a batch this process has, as `pieces_of` takes it."""
+    pinned = accelerator.device.type == "cuda"
+    return {"world": accelerator.num_processes, "rank": accelerator.process_index, "pinned": pinned}
 
 
 def _backward(

@@ -45,15 +45,8 @@ def plan(characters: int, device: torch.device, minutes: float | None = None) ->
     steps = max(50, int(min(40 * tokens, most) / (batch * length)))
     if minutes is not None:
         steps = 10_000_000  # the clock decides
-    return Sizes(
-        vocab=vocab,
-        length=length,
-        width=width,
-        layers=layers,
-        batch=batch,
-        steps=steps,
-        learning_rate=1e-3 if large else 2e-3,
-    )
+    rate = 1e-3 if large else 2e-3
+    return Sizes(vocab=vocab, length=length, width=width, layers=layers, batch=batch, steps=steps, learning_rate=rate)
 
 
 # The parts of a Partition Transformer, unless others are asked for.

@@ -7,6 +7,7 @@ import math
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 from rich.console import Console
 from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
@@ -50,7 +51,7 @@ class Throughput:
 
 
 class MetricsFile:
-    """Lines of metrics.jsonl, one per logged step; a resumed run goes on after the step it resumes from."""
+    """Lines of metrics.jsonl, one per logged step; a resumed run keeps those up to its step."""
 
     def __init__(self, path: Path, start: int):
         self.path = path
@@ -84,12 +85,10 @@ def read_metrics(path: Path) -> list[dict[str, Any]]:
 
 def plot_losses(runs: dict[str, list[dict[str, Any]]], path: Path) -> None:
     """Training loss and validation perplexity of one or more runs, against steps and against seconds, as a PNG."""
-    import matplotlib
+    from matplotlib.figure import Figure
 
-    matplotlib.use("agg")
-    from matplotlib import pyplot
-
-    figure, (left, middle, right) = pyplot.subplots(1, 3, figsize=(15, 4.2))
+    figure = Figure(figsize=(15, 4.2))
+    left, middle, right = figure.subplots(1, 3)
     for name, lines in runs.items():
         trained = [line for line in lines if "loss" in line]
         tested = [line for line in lines if "perplexity" in line]
@@ -112,13 +111,10 @@ def plot_losses(runs: dict[str, list[dict[str, Any]]], path: Path) -> None:
     left.legend(frameon=False)
     figure.tight_layout()
     write_aside(path, lambda aside: figure.savefig(aside, dpi=120, format="png"))
-    pyplot.close(figure)
 
 
-def _smooth(values: list[float], window: int = 20) -> list[float]:
+def _smooth(values: list[float], window: int = 20) -> np.ndarray:
     """Running means over the last `window` values."""
-    sums, out = 0.0, []
-    for i, value in enumerate(values):
-        sums += value - (values[i - window] if i >= window else 0.0)
-        out.append(sums / min(i + 1, window))
-    return out
+    sums = np.cumsum(values, dtype=np.float64)
+    sums[window:] -= sums[:-window].copy()
+    return sums / np.minimum(np.arange(1, len(sums) + 1), window)

@@ -9,7 +9,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 from accelerate import Accelerator
 from rich.console import Console
@@ -23,14 +22,14 @@ from maskless.data.image_tokens import ImageTokens, PreparedImages
 from maskless.data.tokens import Prepared, TokenRows
 from maskless.ema import EMA
 from maskless.evaluate.likelihood import Likelihood, likelihood
-from maskless.images import generate_images
+from maskless.images import generate_images, pixels_of
 from maskless.mixture import Mixture
 from maskless.nn.blocks import open_gates
 from maskless.train import folder as folders
 from maskless.train import state
 from maskless.train.config import MODELS, TrainConfig
 from maskless.train.data import open_data, same_data
-from maskless.train.folder import RunFolder, Station
+from maskless.train.folder import Milestone, RunFolder
 from maskless.train.loop import Progress, compile_layers, train
 from maskless.train.processes import accelerator_of, check_processes, processes
 from maskless.train.report import or_unknown, plot_losses
@@ -175,12 +174,11 @@ class Run(RunFolder[tuple[Likelihood, list[Text]]]):
             model = self.model.to(self.accelerator.device)
             drawn = generate_images(model, n=16, seed=self.settings.seed, **self.how)
         if self.main:
-            pixels = torch.stack([torch.from_numpy(np.atleast_3d(np.array(picture.image))) for picture in drawn])
             labels = [picture.label or "" for picture in drawn] if self.data.classes else None
-            pictures.grid(pixels, self.folder / "samples.png", labels=labels, columns=8)
+            pictures.grid(pixels_of(drawn), self.folder / "samples.png", labels=labels, columns=8)
         return []
 
-    def stations(self) -> list[Station]:
+    def milestones(self) -> list[Milestone]:
         def look(step: int) -> str:
             found = self.evaluate(step, LOOK)
             return f"validation perplexity {found.perplexity:.1f} ± {or_unknown(found.perplexity_error, '.1f')}"
@@ -213,7 +211,7 @@ def run(folder: Path, config: RunConfig, console: Console, *, name: str = "train
 
 
 def complete(this: Run, console: Console, *, name: str) -> Summary:
-    """Go on with a run to its end, showing progress."""
+    """Take a run to its end, showing progress."""
     settings, world = this.settings, this.accelerator.num_processes
     together = f", {world} processes" if world > 1 else ""
     opening = (

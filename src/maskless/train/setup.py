@@ -18,6 +18,7 @@ from maskless.codec.text import byte_codec, codec
 from maskless.data.image_tokens import holds_images, open_images
 from maskless.data.sources import read
 from maskless.data.tokens import Prepared, open_tokens
+from maskless.data.unpack import PACKED_SUFFIXES
 from maskless.files import locked
 from maskless.mixture import IMAGE_DEFAULT, TEXT_DEFAULT, Mixture
 from maskless.train.config import TrainConfig
@@ -28,7 +29,6 @@ from maskless.train.processes import check_processes, processes
 from maskless.train.run import RunConfig
 
 CHARACTERS_PER_PACKED_BYTE = 3.5  # of text in .gz, .xz and .zst files
-PACKED = (".gz", ".xz", ".zst")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -53,8 +53,6 @@ def configure(folder: Path, request: Request, prepare: Prepare) -> RunConfig:
         raise ValueError("what to train on? expected either --text FILE or --data DIR (a prepared folder)")
     if request.vocab is not None and request.tokenizer is not None:
         raise ValueError("--tokenizer and --vocab exclude each other: take a tokenizer, or train one")
-    if folder.exists() and not folder.is_dir():
-        raise ValueError(f"{folder} is not a folder")
     if (folder / "run.json").exists():
         raise ValueError(f"{folder} holds a run already: go on with --resume, or name another --out")
     if request.data is not None and (request.vocab, request.tokenizer, request.length) != (None, None, None):
@@ -92,7 +90,7 @@ def _characters(request: Request) -> int:
     if request.data is not None:
         return open_tokens(request.data).splits["train"].bytes
     corpus = read(request.text or [])  # names a missing or empty file before anything is made
-    packed = any(name.endswith(PACKED) for name in corpus.names)
+    packed = any(name.endswith(PACKED_SUFFIXES) for name in corpus.names)
     return int(corpus.total * (CHARACTERS_PER_PACKED_BYTE if packed else 1))
 
 
@@ -175,7 +173,7 @@ def _nothing_left(folder: Path) -> Iterator[None]:
 
 
 def resumed(folder: Path, request: Request) -> RunConfig:
-    """The configuration of a run that goes on, with a new end or other stations if the request names them."""
+    """The configuration of a resumed run, with a new end or other milestones if the request names them."""
     config = RunConfig.read(folder)
     network = {"layers": config.network.get("encoder", 0) + config.network.get("decoder", 0)} | config.network
     own = dataclasses.asdict(config.train) | {k: v for k, v in network.items() if k in request.network}
@@ -194,7 +192,7 @@ def resumed(folder: Path, request: Request) -> RunConfig:
 
 
 def _from_text(folder: Path, request: Request, sizes: Sizes, prepare: Prepare) -> Prepared:
-    """Tokens of the text; what an earlier try left, whole or in parts, is made anew."""
+    """Tokens of the text; what an earlier try left, whole or in parts, is made again."""
     own = None if request.tokenizer is None else codec(request.tokenizer)
     vocab = sizes.vocab if request.vocab is None and own is None else request.vocab
     if vocab is None and own is None:

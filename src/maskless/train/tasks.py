@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator
 from functools import partial
+from typing import Any
 
 import numpy as np
-import torch
 from torch import Tensor
 
-from maskless.data.image_tokens import ImageTokens
 from maskless.data.tokens import TokenRows, global_batch
 from maskless.mixture import Mixture
 from maskless.objective import OBJECTIVES, Objective, Task, chain, drop_labels, noise
@@ -24,46 +24,45 @@ def objective_of(config: TrainConfig, lead: int = 0, grid: tuple[int, int] | Non
 
 
 def tasks_of(
+    rows: TokenRows, config: TrainConfig, build: Objective, step: int, *, pad: int | None = None, **share: Any
+) -> tuple[list[Task], int]:
+    """This process's pieces of a step's global batch, and how many tokens of the whole batch count.
+
+    share: as `pieces_of` takes it.
+    """
+    t, u = noise(config.batch, rows.length, seed=config.seed, step=step)
+    numbers = global_batch(step, config.batch, len(rows), config.seed)
+
+    def task(piece: slice, tokens: Tensor, counted: Tensor) -> Task:
+        return build(tokens, t[piece], u[piece], counted)
+
+    tasks = list(pieces_of(rows, config, numbers, u, task, pad=pad, **share))
+    if pad is None:
+        return tasks, config.batch * (rows.length - rows.given)
+    return tasks, int(rows.counted(rows.rows(numbers), pad).sum())
+
+
+def pieces_of(
     rows: TokenRows,
     config: TrainConfig,
-    build: Objective,
-    step: int,
-    world: int,
-    rank: int,
-    pad: int | None,
-    device: torch.device,
-) -> tuple[list[Task], int]:
-    """This process's pieces of a step's global batch, and how many tokens of the whole batch count."""
-    numbers = global_batch(step, config.batch, len(rows), config.seed)
-    t, u = noise(config.batch, rows.length, seed=config.seed, step=step)
-    tasks = []
-    for piece in pieces_of(config, world, rank):
-        tokens = rows.rows(numbers[piece])
-        task = build(tokens, t[piece], u[piece], counts(rows, tokens, pad))
-        task = task.labelled(labels_of(rows, numbers[piece], u[piece, 0], config.label_dropout))
-        tasks.append(task.map(Tensor.pin_memory) if device.type == "cuda" else task)
-    if isinstance(rows, ImageTokens):
-        return tasks, config.batch * (rows.length - 1)
-    count = config.batch * rows.length if pad is None else int(counts(rows, rows.rows(numbers), pad).sum())
-    return tasks, count
+    numbers: np.ndarray,
+    u: Tensor,
+    build: Callable[[slice, Tensor, Tensor], Any],
+    *,
+    world: int = 1,
+    rank: int = 0,
+    pad: int | None = None,
+    pinned: bool = False,
+) -> Iterator[Any]:
+    """The pieces of a process's share of a global batch, made by `build`, with labels of which some are dropped.
 
-
-def pieces_of(config: TrainConfig, world: int, rank: int) -> list[slice]:
-    """Which rows of the global batch each piece of a process's share has."""
+    numbers, u: of the whole batch's rows, and their noise; build: takes which of them, their tokens, and which count.
+    """
     size, first = config.batch // (world * config.accumulate), rank * config.accumulate
-    return [slice((first + i) * size, (first + i + 1) * size) for i in range(config.accumulate)]
-
-
-def labels_of(rows: TokenRows, numbers: np.ndarray, u: Tensor, dropped: float) -> Tensor | None:
-    """The labels of some rows, a share of them dropped; None where there are no classes.  (n,), (n,) -> (n,)"""
-    if not isinstance(rows, ImageTokens) or (labels := rows.labels(numbers)) is None:
-        return None
-    return drop_labels(labels, u, dropped, rows.classes)
-
-
-def counts(rows: TokenRows, tokens: Tensor, pad: int | None) -> Tensor:
-    """Which tokens count in the loss: all but padding, and the BOS of a picture.  (B, L) -> (B, L) bool"""
-    counted = torch.ones_like(tokens, dtype=torch.bool) if pad is None else tokens != pad
-    if isinstance(rows, ImageTokens):
-        counted[:, 0] = False
-    return counted
+    for i in range(first, first + config.accumulate):
+        piece = slice(i * size, (i + 1) * size)
+        tokens, labels = rows.rows(numbers[piece]), rows.labels(numbers[piece])
+        made = build(piece, tokens, rows.counted(tokens, pad))
+        if labels is not None:
+            made = made.labelled(drop_labels(labels, u[piece, 0], config.label_dropout, rows.classes))
+        yield made.map(Tensor.pin_memory) if pinned else made

@@ -1,4 +1,4 @@
-"""Reading ahead: a thread prepares the items of the next steps while a step is computed."""
+"""Prefetching: a thread prepares the items of the next steps while a step is computed."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ T = TypeVar("T")
 END: Any = object()
 
 
-def ahead(items: Iterable[T], depth: int = 2) -> Iterator[T]:
+def prefetch(items: Iterable[T], depth: int = 2) -> Iterator[T]:
     """The same items, prepared by a thread a little ahead of their use; an error comes where its item would have."""
     source, thread = iter(items), ThreadPoolExecutor(1)
     try:

@@ -1,4 +1,4 @@
-"""Reading ahead changes nothing but the time, and ends with its reader."""
+"""Prefetching changes nothing but the time, and ends with its reader."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from collections.abc import Iterator
 
 import pytest
 
-from maskless.train.ahead import ahead
+from maskless.train.prefetch import prefetch
 
 
-def test_reading_ahead_changes_nothing():
-    assert list(ahead(iter(range(50)))) == list(range(50))
+def test_prefetching_changes_nothing():
+    assert list(prefetch(iter(range(50)))) == list(range(50))
 
 
 def test_an_error_comes_where_its_item_would_have_come():
@@ -21,7 +21,7 @@ def test_an_error_comes_where_its_item_would_have_come():
         yield from range(5)
         raise ValueError("the sixth")
 
-    found = ahead(items())
+    found = prefetch(items())
     assert [next(found) for _ in range(5)] == list(range(5))
     with pytest.raises(ValueError, match="the sixth"):
         next(found)
@@ -29,7 +29,7 @@ def test_an_error_comes_where_its_item_would_have_come():
 
 def test_the_thread_ends_when_nobody_wants_more():
     before, made = set(threading.enumerate()), []
-    items = ahead((made.append(i) or i for i in itertools.count()), depth=2)
+    items = prefetch((made.append(i) or i for i in itertools.count()), depth=2)
     assert [next(items) for _ in range(3)] == [0, 1, 2]
     [thread] = set(threading.enumerate()) - before
     items.close()
