@@ -10,11 +10,10 @@ import torch
 from maskless import sampling
 from maskless.engine import backends
 from maskless.how import How
-from maskless.serve import texts
-from maskless.serve import turns as turns_module
+from maskless.serve import fair_share, texts
 from maskless.serve.batcher import BusyError, Job
+from maskless.serve.fair_share import FairShare
 from maskless.serve.host import Host, Limits
-from maskless.serve.turns import Turns
 
 PATIENCE = 60  # seconds for what takes none: a busy machine is no failure
 
@@ -91,7 +90,7 @@ def test_rows_join_a_step_that_is_about_to_begin(make):
     assert host.batcher.counts.tokens == 18
 
 
-def test_a_cancelled_job_frees_its_seat_within_a_step(make):
+def test_a_cancelled_job_frees_its_slot_within_a_step(make):
     host = make(batch=1)
     gate = Gate(host)
     leaving = Waiter(host, steps=6)
@@ -100,7 +99,7 @@ def test_a_cancelled_job_frees_its_seat_within_a_step(make):
     leaving.job.cancel()
     gate.let(1)  # the step that was under way
     gate.reached(2)
-    assert [seat.job for seat in host.batcher.seats] == [waiting.job]
+    assert [slot.job for slot in host.batcher.slots] == [waiting.job]
     gate.let(100)
     waiting.wait()
     assert waiting.error is None
@@ -109,11 +108,11 @@ def test_a_cancelled_job_frees_its_seat_within_a_step(make):
 
 
 def sitting(waiter, host):
-    return sum(seat.job is waiter.job for seat in host.batcher.seats)
+    return sum(slot.job is waiter.job for slot in host.batcher.slots)
 
 
 @pytest.mark.parametrize("kind", ["pgm", "ordered"])
-def test_a_short_request_has_a_seat_at_once(make, kind):
+def test_a_short_request_has_a_slot_at_once(make, kind):
     """Also where requests of many rows have all of them: rows stand up, go on later, and come out as they should."""
     host = make(kind, batch=8)
     many, one = {"text": "the [12] .", "steps": 12, "n": 4}, {"text": "a [3]", "steps": 3, "seed": 9}
@@ -306,12 +305,12 @@ def test_a_round_that_cannot_begin_is_the_fault_of_one(make, monkeypatch):
     assert good.drafts.tokens.tolist() == alone
 
 
-def test_who_finds_a_free_seat_does_not_wait(make):
+def test_who_finds_a_free_slot_does_not_wait(make):
     host = make(batch=4, queue=1)
     gate = Gate(host)
     jobs = [Waiter(host, steps=1)]
     gate.reached(1)
-    jobs += [Waiter(host, steps=1) for _ in range(3)]  # three seats are free
+    jobs += [Waiter(host, steps=1) for _ in range(3)]  # three slots are free
     jobs.append(Waiter(host, steps=1))
     with pytest.raises(BusyError, match="1 requests wait"):
         Waiter(host, steps=1)
@@ -362,14 +361,14 @@ def test_closing_tells_those_who_wait(make):
 def test_models_side_by_side_share_the_time_and_not_the_steps(models, monkeypatch):
     """One whose steps take eight times as long gets an eighth of them while both have work."""
     now, taken, inside, at_once = [0.0], [], [], []
-    monkeypatch.setattr(turns_module, "time", SimpleNamespace(perf_counter=lambda: now[0]))  # only what is told below
-    monkeypatch.setattr(turns_module, "PATIENCE", PATIENCE)
-    turns, costs = Turns(), {"quick": 1.0, "slow": 8.0}
-    hosts = [Host(name, models["pgm"], Limits(steps=100), turns) for name in costs]
+    monkeypatch.setattr(fair_share, "time", SimpleNamespace(perf_counter=lambda: now[0]))  # only what is told below
+    monkeypatch.setattr(fair_share, "PATIENCE", PATIENCE)
+    share, costs = FairShare(), {"quick": 1.0, "slow": 8.0}
+    hosts = [Host(name, models["pgm"], Limits(steps=100), share) for name in costs]
 
     def costly(name, logits):
         def step(rows):
-            until(lambda: len(turns.working) == 2 or len(taken) > 1)  # both are there when the first one is done
+            until(lambda: len(share.working) == 2 or len(taken) > 1)  # both are there when the first one is done
             taken.append(name)
             inside.append(1)
             at_once.append(len(inside))
@@ -394,14 +393,14 @@ def test_models_side_by_side_share_the_time_and_not_the_steps(models, monkeypatc
 
 
 def test_who_comes_after_a_pause_does_not_catch_up():
-    turns = Turns()
+    share = FairShare()
     for _ in range(3):
-        with turns.turn("a"):
+        with share.turn("a"):
             time.sleep(0.01)
-    with turns.turn("b"):
+    with share.turn("b"):
         pass
-    assert turns.used["b"] >= turns.used["a"] - 1e-3
-    turns.leave("a")
-    with turns.turn("b"):
+    assert share.used["b"] >= share.used["a"] - 1e-3
+    share.leave("a")
+    with share.turn("b"):
         time.sleep(0.001)
-    assert turns.working == {"b"}
+    assert share.working == {"b"}

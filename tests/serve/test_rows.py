@@ -23,7 +23,7 @@ from maskless.serve import pictures, texts
 from maskless.serve.host import Host, Limits
 from maskless.serve.requests import CompletionRequest
 from maskless.serve.routes_text import _Completion
-from maskless.serve.rows import Row, advance, batches, begin, due
+from maskless.serve.rows import ActiveSequence, advance, batches, begin, due
 
 TEMPLATES = ["the [3] cat [5] .", "anna gives [6]", "[9] so ben has the red ball .", "first [1] then [2] , [4]"]
 
@@ -41,7 +41,7 @@ def host(request, models, keeping):
 
 
 @pytest.fixture(params=["pictures", "painter"])
-def easel(request, models, keeping):
+def image_host(request, models, keeping):
     return Still(request.param, (models | keeping)[request.param])
 
 
@@ -49,8 +49,8 @@ def backend_of(host):
     return slots_of(host.model.network, int(host.model.config.length))
 
 
-def rows_of(drafts: list[Drafts]) -> list[Row]:
-    return [Row(one, at) for one in drafts for at in range(len(one))]
+def rows_of(drafts: list[Drafts]) -> list[ActiveSequence]:
+    return [ActiveSequence(one, at) for one in drafts for at in range(len(one))]
 
 
 def finish(host, drafts: list[Drafts], late: list[Drafts] = ()) -> None:
@@ -108,7 +108,7 @@ def test_second_thoughts_go_on_counting(host):
     how = {"text": "[40]", "steps": 10, "seed": 4}
     draft, drafts = drafts_of(host, **how), drafts_of(host, revise=3, **how)
     finish(host, [draft])
-    backend, row, landed = backend_of(host), Row(drafts, 0), []
+    backend, row, landed = backend_of(host), ActiveSequence(drafts, 0), []
     while not row.done:
         if row.due:
             if row.round == (0, 3):
@@ -172,8 +172,8 @@ def test_probabilities_are_the_networks_own(host):
 
 @pytest.mark.parametrize("order", ["halton", "confidence", "random", "raster"])
 @pytest.mark.parametrize("guidance", [0.0, 2.0])
-def test_pictures_are_those_of_the_library(easel, order, guidance):
-    host = easel
+def test_pictures_are_those_of_the_library(image_host, order, guidance):
+    host = image_host
     for seed in range(3):
         how = {"steps": 5, "seed": seed, "order": order, "guidance": guidance, "top_p": 0.95}
         drafts = drawn_by(host, "dog", **how)
@@ -182,8 +182,8 @@ def test_pictures_are_those_of_the_library(easel, order, guidance):
         assert drafts.tokens[0, 1:].tolist() == own.tokens.flatten().tolist()
 
 
-def test_a_row_whose_first_steps_are_empty_is_warmed_as_in_the_library(easel):
-    host, empty = easel, 0
+def test_a_row_whose_first_steps_are_empty_is_warmed_as_in_the_library(image_host):
+    host, empty = image_host, 0
     for seed in range(6):
         how = {"steps": 16, "seed": seed, "order": "confidence", "counts": "mdlm", "warmup": 3, "noise": 0.5}
         drafts = drawn_by(host, "dog", **how)
@@ -194,8 +194,8 @@ def test_a_row_whose_first_steps_are_empty_is_warmed_as_in_the_library(easel):
     assert empty
 
 
-def test_pictures_with_and_without_guidance_share_a_step(easel):
-    host = easel
+def test_pictures_with_and_without_guidance_share_a_step(image_host):
+    host = image_host
 
     def drafts() -> list[Drafts]:
         kinds = [(label, weight, seed) for label in (None, 0, 2) for weight in (0.0, 3.0) for seed in (0, 1)]
@@ -232,7 +232,7 @@ def test_what_was_encoded_is_kept_where_it_stays_valid(models, keeping):
 def test_rows_that_leave_early_leave_nothing_behind(keeping):
     host = Still("ordered", keeping["ordered"])
     backend = backend_of(host)
-    rows = [Row(drafts_of(host, TEMPLATES[seed % 4], steps=3, seed=seed), 0) for seed in range(9)]
+    rows = [ActiveSequence(drafts_of(host, TEMPLATES[seed % 4], steps=3, seed=seed), 0) for seed in range(9)]
     advance(rows, backend)
     assert len(backend.seats.owners) == 9
     there = {(row.drafts, row.at) for row in rows[2:5]}
@@ -254,7 +254,7 @@ def test_a_gap_after_a_space_begins_with_a_space(models):
 
 def test_large_batches_are_cut_to_what_fits(models):
     host = Still("pgm", models["pgm"])
-    rows = [Row(drafts_of(host, text, steps=1), 0) for text in TEMPLATES]
+    rows = [ActiveSequence(drafts_of(host, text, steps=1), 0) for text in TEMPLATES]
     groups = batches(rows, host.vocab, cells=10 * host.vocab)
     assert [row for group in groups for row in group] == rows
     assert all(len(group) == 1 or sum(row.size for row in group) <= 10 for group in groups)
@@ -271,12 +271,12 @@ def test_pieces_read_as_the_text_does(host):
     assert "".join(host.piece(token) for token in tokens) == host.text.decode(tokens)
 
 
-def test_a_frame_shows_what_is_known_and_grey_elsewhere(easel):
+def test_a_frame_shows_what_is_known_and_grey_elsewhere(image_host):
     tokens, known = torch.arange(16).view(4, 4) % 9, torch.rand(4, 4, generator=torch.manual_seed(0)) < 0.4
-    canvas = pictures.empty(easel)
-    shown, whole = (read(pictures.frame(easel, canvas, tokens, some)) for some in (known, torch.ones_like(known)))
+    canvas = pictures.empty(image_host)
+    shown, whole = (read(pictures.frame(image_host, canvas, tokens, some)) for some in (known, torch.ones_like(known)))
     assert (shown == np.where(known, whole, 128)).all()
-    assert (read(pictures.frame(easel, canvas, tokens, torch.zeros_like(known))) == 128).all()
+    assert (read(pictures.frame(image_host, canvas, tokens, torch.zeros_like(known))) == 128).all()
 
 
 def read(image: str) -> np.ndarray:

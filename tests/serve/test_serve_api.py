@@ -189,7 +189,7 @@ def test_pictures_are_drawn_filled_and_streamed(server, models):
 
 
 def test_the_page_needs_nothing_from_elsewhere(server):
-    names = ["/", "/docs", *(f"/page/{name}" for name in ("app.js", "api.js", "style.css", "easel.js", "write.js"))]
+    names = ["/", "/docs", *(f"/page/{name}" for name in ("app.js", "api.js", "style.css", "pictures.js", "write.js"))]
     for name in names:
         answer = server.get(name)
         assert answer.status == 200

@@ -167,7 +167,7 @@ def test_a_full_queue_and_a_late_answer_are_said_clearly(slow):
     def ask():
         answers.append(server.post("/v1/fill", {"text": "a [40]", "steps": 40}))
 
-    for there in (1, 2, 2, 2):  # one has the seat, one waits, and there is no place for the others
+    for there in (1, 2, 2, 2):  # one has the slot, one waits, and there is no place for the others
         threads.append(threading.Thread(target=ask))
         threads[-1].start()
         wait_for(lambda there=there: len(batcher.jobs) + len(answers) >= there)

@@ -17,7 +17,7 @@ from maskless.how import How
 from maskless.images import grid_of
 from maskless.nn.causal import CausalTransformer
 from maskless.serve.batcher import Batcher
-from maskless.serve.turns import Turns
+from maskless.serve.fair_share import FairShare
 
 FILES = 256  # descriptors that connections leave free: for files, and for what is accepted before it is refused
 NAMES = {"partition": "PGM", "masked": "MDLM", "causal": "AR", "maskgit": "MaskGIT"}
@@ -61,13 +61,13 @@ def _descriptors() -> int:
 class Host:
     """A model that answers requests under a name of its own."""
 
-    def __init__(self, name: str, model: Model, limits: Limits, turns: Turns | None = None):
+    def __init__(self, name: str, model: Model, limits: Limits, share: FairShare | None = None):
         self.name, self.model, self.limits = name, model.eval(), limits
         if model.codec is None:
             raise ValueError(f"the model {name} brings no tokenizer or codec: convert it with one first")
         backend = slots_of(model.network, int(model.config.length))
         batch = min(limits.batch, backend.room) if isinstance(backend, Slots) else limits.batch
-        self.batcher = Batcher(name, backend, self.vocab, batch=batch, queue=limits.queue, turns=turns)
+        self.batcher = Batcher(name, backend, self.vocab, batch=batch, queue=limits.queue, share=share)
 
     @property
     def pictures(self) -> bool:

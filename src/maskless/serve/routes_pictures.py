@@ -13,7 +13,7 @@ from maskless.serve.host import Host
 from maskless.serve.requests import PictureAnswer, PictureFillRequest, PictureRequest, PictureSampling
 from maskless.serve.routes_text import STREAMS
 from maskless.serve.state import State, how_of, wants_stream
-from maskless.serve.waiting import Steps, event
+from maskless.serve.tickets import Steps, event
 
 
 def picture_routes(state: State) -> APIRouter:

@@ -29,7 +29,7 @@ from maskless.serve.requests import (
     TextSampling,
 )
 from maskless.serve.state import State, how_of, wants_stream
-from maskless.serve.waiting import Steps, event
+from maskless.serve.tickets import Steps, event
 
 STREAMS: dict[int | str, dict[str, Any]] = {
     200: {"content": {"text/event-stream": {"schema": {"type": "string"}}}, "description": "The answer, or its steps."}

@@ -17,7 +17,7 @@ from maskless.serve.batcher import BusyError
 from maskless.serve.guard import problem
 from maskless.serve.host import Host, Limits
 from maskless.serve.metrics import Metrics
-from maskless.serve.waiting import Steps, Ticket, event, kept_alive
+from maskless.serve.tickets import Steps, Ticket, event, kept_alive
 
 READING = 30.0  # seconds that a client has to read the last events
 

@@ -25,7 +25,7 @@ from maskless.serve.requests import ErrorAnswer, Health, ModelsAnswer
 from maskless.serve.routes_pictures import picture_routes
 from maskless.serve.routes_text import text_routes
 from maskless.serve.state import State
-from maskless.serve.waiting import GoneError
+from maskless.serve.tickets import GoneError
 from maskless.version import __version__
 
 log = logging.getLogger("maskless.serve")
