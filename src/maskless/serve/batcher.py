@@ -77,16 +77,6 @@ class Counts:
     failed: int = 0
 
 
-@dataclass(eq=False)
-class _Slot:
-    job: Job
-    number: int
-
-    @property
-    def row(self) -> ActiveSequence:
-        return ActiveSequence(self.job.drafts, self.number)
-
-
 class Batcher:
     """Steps rows of one network, at most `batch` at a time; at most `queue` jobs have rows without a slot."""
 
@@ -106,7 +96,7 @@ class Batcher:
         self.batch, self.queue = batch, queue
         self.counts = Counts()
         self.jobs: list[Job] = []  # that are not done, in the order in which they came
-        self.slots: list[_Slot] = []
+        self.slots: dict[Job, list[ActiveSequence]] = {}  # rows that have one; replaced whole: others read it
         self.stepped, self.began = 0, False  # calls that were steps, and whether the last one was another
         self.changed = threading.Condition()
         self.closing = False
@@ -119,8 +109,7 @@ class Batcher:
             if self.closing:
                 raise BusyError("the server is stopping")
             if self._waiting >= self.queue:
-                held = self._held
-                self._tell([job for job in self.jobs if job.gone and not held[job]])
+                self._tell([job for job in self.jobs if job.gone and job not in self.slots])
             if (waiting := self._waiting) >= self.queue:
                 self.counts.refused += 1
                 raise BusyError(f"the queue is full: {waiting} requests wait already, try again in a moment")
@@ -140,22 +129,17 @@ class Batcher:
 
     @property
     def active(self) -> int:
-        return len(self.slots)
+        return sum(map(len, self.slots.values()))
 
     @property
     def pending(self) -> list[Job]:
         """Jobs with rows that have no slot."""
-        held = self._held
-        return [job for job in self.jobs if job.finished + held[job] < len(job.drafts)]
-
-    @property
-    def _held(self) -> Counter[Job]:
-        return Counter(slot.job for slot in self.slots)
+        return [job for job in self.jobs if job.finished + len(self.slots.get(job, ())) < len(job.drafts)]
 
     @property
     def _waiting(self) -> int:
         """Jobs that will find no slot before the next step."""
-        return len(self.pending) - (self.batch - len(self.slots))
+        return len(self.pending) - (self.batch - self.active)
 
     def _work(self) -> None:
         while self._ready():
@@ -166,16 +150,16 @@ class Batcher:
                     self._keep()
             except Exception as error:  # whatever it was, nobody waits for ever
                 log.exception("the batcher failed")
-                self._fail({slot.job for slot in self.slots}, error)
+                self._fail(set(self.slots), error)
         self.share.leave(self.name)
         for job in self.jobs:
             job.on_end(BusyError("the server is stopping"))
-        self.slots, self.jobs = [], []
+        self.slots, self.jobs = {}, []
 
     def _keep(self) -> None:
         """All rows without a slot have left, and what was encoded of those that are due has changed."""
         if isinstance(self.backend, Slots):
-            self.backend.keep({(slot.job.drafts, slot.number) for slot in self.slots if not slot.row.due})
+            self.backend.keep({(row.drafts, row.at) for rows in self.slots.values() for row in rows if not row.due})
 
     def _ready(self) -> bool:
         """Wait for work, see who leaves and who gets a slot; false when there is to be no more."""
@@ -191,7 +175,7 @@ class Batcher:
         """Free the slots of jobs that were cancelled or are late, and forget those that wait."""
         gone = [job for job in self.jobs if job.gone]
         if gone:
-            self.slots = [slot for slot in self.slots if slot.job not in gone]
+            self.slots = {job: rows for job, rows in self.slots.items() if job not in gone}
             self._tell(gone)
 
     def _tell(self, gone: list[Job]) -> None:
@@ -208,10 +192,11 @@ class Batcher:
         """Deal out the slots. The first rows of a job that are not done have its slots, so few change theirs."""
         wanted = [len(job.drafts) - job.finished for job in self.jobs]
         given = shares(wanted, [job.calls for job in self.jobs], self.batch)
-        slots: list[_Slot] = []
+        slots = {}
         for job, some in zip(self.jobs, given, strict=True):
-            left = (number for number, done in enumerate(job.drafts.done.tolist()) if not done)
-            slots += [_Slot(job, number) for number in islice(left, some)]
+            rows = (ActiveSequence(job.drafts, at) for at in range(len(job.drafts)))
+            if some:
+                slots[job] = list(islice((row for row in rows if not row.done), some))
         self.slots = slots
 
     def _call(self) -> None:
@@ -228,12 +213,9 @@ class Batcher:
     def _order(self) -> list[ActiveSequence]:
         """The rows in slots, as they come next: alternately one of the job that came first and one of the job that will
         have had least. So a short request has a part in nearly every call, however much the others ask for."""
-        of: dict[Job, list[ActiveSequence]] = {}
-        for slot in sorted(self.slots, key=lambda slot: slot.row.number):
-            of.setdefault(slot.job, []).append(slot.row)
-        jobs = [job for job in self.jobs if job in of]
-        first = [row for job in jobs for row in of[job]]
-        rounds = zip_longest(*(of[job] for job in sorted(jobs, key=lambda job: job.targets + of[job][0].size)))
+        of = {job: sorted(rows, key=lambda row: row.number) for job, rows in self.slots.items()}
+        first = [row for rows in of.values() for row in rows]
+        rounds = zip_longest(*(of[job] for job in sorted(of, key=lambda job: job.targets + of[job][0].size)))
         least = [row for one in rounds for row in one if row is not None]
         orders = (first, least) if self.stepped % 2 else (least, first)  # both begin: a row may fill a call alone
         return list(dict.fromkeys(row for both in zip(*orders, strict=True) for row in both))
@@ -266,13 +248,13 @@ class Batcher:
         self.counts.steps += 1
         self.counts.rows += len(group)
         self.counts.tokens += sum(len(one.tokens) for steps in landed.values() for one in steps)
-        self.slots = [slot for slot in self.slots if not slot.row.done]
-        for drafts, steps in landed.items():
-            job = of[drafts]
-            job.finished = int(drafts.done.sum())
-            if job.on_step is not None:
-                job.on_step(steps)
-            if job.finished == len(drafts):
+        self.slots = {job: left for job, rows in self.slots.items() if (left := [row for row in rows if not row.done])}
+        for row in group:
+            of[row.drafts].finished += row.done
+        for job in jobs:
+            if job.on_step is not None and job.drafts in landed:
+                job.on_step(landed[job.drafts])
+            if job.finished == len(job.drafts):
                 with self.changed:
                     self.jobs.remove(job)
                 job.on_end(None)
@@ -280,6 +262,6 @@ class Batcher:
     def _fail(self, jobs: set[Job], error: Exception) -> None:
         with self.changed:
             self.jobs = [job for job in self.jobs if job not in jobs]
-            self.slots = [slot for slot in self.slots if slot.job not in jobs]
+            self.slots = {job: rows for job, rows in self.slots.items() if job not in jobs}
         for job in jobs:
             job.on_end(error)

@@ -21,37 +21,31 @@ class ActiveSequence:
     at: int
 
     @property
-    def _over(self) -> bool:
-        return self.drafts.number[self.at].item() == self.drafts.plan.steps
-
-    @property
     def done(self) -> bool:
-        return self._over and self.drafts.round[self.at].item() == self.drafts.revise
+        return self.drafts.over(self.at) and not self.drafts.rounds_left(self.at)
 
     @property
     def due(self) -> bool:
         """Whether the next round has to begin."""
-        return self._over and self.drafts.round[self.at].item() < self.drafts.revise
+        return self.drafts.over(self.at) and self.drafts.rounds_left(self.at) > 0
 
     @property
     def number(self) -> int:
         """The step that comes next."""
-        return int(self.drafts.past[self.at] + self.drafts.number[self.at])
+        return self.drafts.step_of(self.at)
 
     @property
     def round(self) -> tuple[int, int]:
-        """The round that is under way, of how many."""
-        return int(self.drafts.round[self.at]), self.drafts.revise
+        """How many rounds have yet to begin, of how many."""
+        return self.drafts.rounds_left(self.at), self.drafts.revise
 
     @property
     def size(self) -> int:
         """How many positions the next call is about; a round that begins looks at all that were decided."""
         if self.due:
             return int(self.drafts.wanted[self.at].sum())
-        ends, number = self.drafts.plan.ends[self.at], int(self.drafts.number[self.at])
-        if self.drafts.confident and not self.round[0]:
-            return int(ends[-1] - ends[number])
-        return int(ends[min(number + max(1, self.drafts.draft), len(ends) - 1)] - ends[number])
+        span = self.drafts.span(self.at)
+        return span.end - span.start
 
 
 def batches(rows: Sequence[ActiveSequence], vocab: int, cells: int = CELLS) -> list[list[ActiveSequence]]:
