@@ -87,7 +87,7 @@ def raising(error: BaseException | type[BaseException]) -> Callable[..., NoRetur
         (["train", "--data", "{data}"], "Missing option '--out'"),
         (
             ["paint"],
-            "unknown command 'paint': expected one of prepare, train, distill, generate, fill, evaluate, fid, ",
+            "unknown command 'paint': expected one of demo, prepare, train, distill, generate, fill, evaluate, ",
         ),
         (["\x1b[31mred\x9b"], "unknown command '\\x1b[31mred\\x9b'"),
         (["train", "--out", "{out}", "--text", "\x1b]0;title\x07"], "␛]0;title␇: no such file or folder"),
@@ -121,10 +121,10 @@ def raising(error: BaseException | type[BaseException]) -> Callable[..., NoRetur
         (["fill", "{model}", "anna has [99] balls"], "the gaps are 99 tokens long: expected at most"),
         (["fill", "{model}", "anna has [0] balls"], "gap [0] in the template"),
         (["fill", "{model}", "anna has no gap"], "no gap in the template"),
-        (["fill", "{model}", "anna [3]", "--box", "0,0,2,2"], "--box is for models of pictures: this is one of text"),
-        (["evaluate", "{model}"], "this is a model of text: expected --data DIR"),
-        (["evaluate", "{model}", "--reference", "{tmp}"], "--reference is for models of pictures: this is one of text"),
-        (["evaluate", "{model}", "--guidance", "1,2"], "--guidance is for models of pictures: this is one of text"),
+        (["fill", "{model}", "anna [3]", "--box", "0,0,2,2"], "--box is for image models: this is a text model"),
+        (["evaluate", "{model}"], "this is a text model: expected --data DIR"),
+        (["evaluate", "{model}", "--reference", "{tmp}"], "--reference is for image models: this is a text model"),
+        (["evaluate", "{model}", "--guidance", "1,2"], "--guidance is for image models: this is a text model"),
         (["evaluate", "{model}", "--data", "{other}"], "has another vocabulary"),
         (["evaluate", "{model}", "--data", "{long}"], "has a context of"),
         (["evaluate", "{model}", "--data", "{tmp}"], "not a prepared folder"),
@@ -248,20 +248,21 @@ def test_another_error_of_torch_keeps_its_traceback(command, monkeypatch):
 @pytest.mark.parametrize(
     ("words", "says"),
     [
-        (["train", "--out", "{run}"], "interrupted; a training run goes on with --resume"),
-        (["train-codec", "--out={run}"], "interrupted; a training run goes on with --resume"),
+        (["train", "--out", "{run}"], "interrupted; continue with: maskless train --out {run} --resume"),
+        (["train-codec", "--out={run}"], "interrupted; continue with: maskless train-codec --out {run} --resume"),
         (["distill", "--out", "{run}"], "interrupted"),
         (["train", "--out", "{run}/new"], "interrupted"),
         (["train"], "interrupted"),
         (["evaluate", "--out", "{run}"], "interrupted"),
+        (["reproduce", "table-5"], "interrupted; continue with: maskless reproduce table-5"),
         (["serve"], "interrupted"),
     ],
 )
-def test_an_interruption_speaks_of_resuming_only_where_that_can_be_done(words, says, command, monkeypatch, tmp_path):
+def test_an_interruption_ends_with_the_command_that_continues(words, says, command, monkeypatch, tmp_path):
     (tmp_path / "run.json").write_text("{}")
     monkeypatch.setattr(commands, "app", raising(KeyboardInterrupt))
     ended = command(*(word.format(run=tmp_path) for word in words))
-    assert ended == (130, "", f"{says}\n")
+    assert ended == (130, "", says.format(run=tmp_path) + "\n")
 
 
 def test_an_interruption_inside_an_eval_keeps_the_exit_code(tmp_path):

@@ -13,7 +13,7 @@ expect = playwright.expect
 def fill(page, text="anna gives [4] to ___ .", steps=5, thoughts=0):
     page.locator("#prompt").fill(text)
     slide(page, "#steps", steps)
-    page.get_by_label("Second thoughts").fill(str(thoughts))
+    page.get_by_label("Revision rounds").fill(str(thoughts))
     page.keyboard.press("Control+Enter")
     expect(page.locator("#facts")).to_contain_text("steps")
     expect(page.locator("#resample")).to_be_enabled()
@@ -65,7 +65,7 @@ def test_blanks_are_filled_and_the_scrubber_replays(visit, shots):
 
 def test_second_thoughts_land_again_and_the_scrubber_shows_the_first(visit, server, shots):
     page = visit()
-    expect(page.get_by_label("Second thoughts")).to_have_value("4")
+    expect(page.get_by_label("Revision rounds")).to_have_value("4")
     fill(page, "anna [30] .", steps=10, thoughts=4)
     expect(page.locator("#facts")).to_contain_text("30 tokens in 16 steps")
     assert page.locator("#text-view .tok.gap").count() == 0
@@ -91,7 +91,7 @@ def test_second_thoughts_land_again_and_the_scrubber_shows_the_first(visit, serv
 def test_second_thoughts_are_for_an_order_that_is_known_beforehand(visit):
     page = visit()
     page.get_by_label("Order").first.select_option("confidence")
-    expect(page.get_by_label("Second thoughts")).to_be_disabled()
+    expect(page.get_by_label("Revision rounds")).to_be_disabled()
     page.locator("#prompt").fill("anna [6] .")
     page.locator("#go").click()
     expect(page.locator("#facts")).to_contain_text("6 tokens in 6 steps")
@@ -100,7 +100,7 @@ def test_second_thoughts_are_for_an_order_that_is_known_beforehand(visit):
 
 def test_tokens_land_one_step_after_the_other(visit):
     page = visit(reduced_motion="no-preference")
-    page.get_by_label("Second thoughts").fill("0")
+    page.get_by_label("Revision rounds").fill("0")
     page.locator("#prompt").fill("anna gives [9] .")
     slide(page, "#steps", 9)
     page.locator("#go").click()
@@ -180,8 +180,8 @@ def test_the_keyboard_and_a_screen_reader_have_all_of_it(visit):
     expect(page.get_by_role("dialog")).to_be_hidden()
     assert page.evaluate("() => document.activeElement.getAttribute('aria-label')") == focused
     expect(page.locator("#status")).to_contain_text("Done: anna gives")
-    named = {"Steps": "slider", "Temperature": "slider", "Nucleus": "slider", "Order": "combobox"}
-    for name, role in (named | {"Second thoughts": "spinbutton"}).items():
+    named = {"Steps": "slider", "Temperature": "slider", "Top-p": "slider", "Order": "combobox"}
+    for name, role in (named | {"Revision rounds": "spinbutton"}).items():
         assert page.get_by_role(role, name=name).count() == 1
     unnamed = """() => [...document.querySelectorAll('button, input, select, textarea, canvas')].filter(x =>
         !(x.labels && x.labels.length) && !x.getAttribute('aria-label') && !x.textContent.trim()).map(x => x.id)"""

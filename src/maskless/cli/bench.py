@@ -29,12 +29,12 @@ DEVICE = Option(str, "cpu or cuda. Default: the GPU where there is one.")
 CASE: Options = {  # the fields of `Case`; of some of them several numbers
     "model": Option(str, "pgm (default), mdlm or ar."),
     "context": Option(str, "pgm: full (default) or ordered."),
-    "layers": Option(int, "In all. Default: 16."),
-    "encoder": Option(int, "pgm: how many of the layers. Default: half."),
-    "width": Option(int, "Default: 768."),
-    "vocab": Option(int, "Default: 50257."),
+    "layers": Option(int, "Layers in all. Default: 16."),
+    "encoder": Option(int, "pgm: encoder layers. Default: half."),
+    "width": Option(int, "Hidden size. Default: 768."),
+    "vocab": Option(int, "Vocabulary size. Default: 50257."),
     "length": Option(str, "Tokens, or a list: 256,1024. Default: 1024."),
-    "batch": Option(str, "Sequences, or a list: 1,8,32. Default: 32."),
+    "batch": Option(str, "Batch size, or a list: 1,8,32. Default: 32."),
 }
 SAMPLING: Options = CASE | {  # and of `SampleCase`
     "steps": Option(str, "Steps, or a list: 32,128. Default: 128."),
@@ -130,7 +130,7 @@ def rounding(
     at_least_1("sequences", sequences)
     loaded = api.load(model, device=machine.find_device(device), tokenizer=tokenizer)
     if loaded.layout == "image":
-        raise ValueError(f"{model} is a model of pictures: expected one of text")
+        raise ValueError(f"{model} is an image model: expected a text model")
     asked = list(dict.fromkeys(precision.split(",")))
     with corpus(data, loaded, model, split) as text:
         rows = text.rows.rows(spread(len(text.rows), sequences))

@@ -110,7 +110,7 @@ def _show(plan: TablePlan) -> None:
     from maskless.reproduce.run import standing
 
     show.out.print(f"{plan.table.name}: {plan.table.about}, scale {plan.options.scale.name}", soft_wrap=True)
-    words = {"done": "done", "begun": "goes on", "": "to do"}
+    words = {"done": "done", "begun": "resumes", "": "to do"}
     for step in plan.jobs.values():
         shown = f"{words[standing(plan, step)]:8} {shlex.join(step.command)}"
         say(shown)

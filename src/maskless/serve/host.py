@@ -84,13 +84,13 @@ class Host:
     @property
     def text(self) -> TextCodec:
         if not isinstance(self.model.codec, TextCodec):
-            raise ValueError(f"{self.name} is a model of pictures: expected one of text")
+            raise ValueError(f"{self.name} is an image model: expected a text model")
         return self.model.codec
 
     @property
     def codec(self) -> ImageCodec:
         if self.model.codec is None or isinstance(self.model.codec, TextCodec):
-            raise ValueError(f"{self.name} is a model of text: expected one of pictures")
+            raise ValueError(f"{self.name} is a text model: expected an image model")
         return self.model.codec
 
     @property

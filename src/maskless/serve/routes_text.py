@@ -58,7 +58,7 @@ def text_routes(state: State) -> APIRouter:
     @router.post(
         "/v1/alternatives",
         response_model=AlternativesAnswer,
-        summary="What else could stand at a position",
+        summary="Alternatives at a position",
     )
     async def alternatives(request: Request, body: AlternativesRequest) -> Any:
         host = state.host(body.model)

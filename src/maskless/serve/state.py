@@ -30,17 +30,17 @@ class State:
 
     def host(self, name: str | None, *, pictures: bool = False) -> Host:
         """A model by name; a ValueError that lists the others where there is none."""
-        kind = "pictures" if pictures else "text"
+        kind = "image" if pictures else "text"
         fitting = [host for host in self.hosts.values() if host.pictures == pictures]
         if not fitting:
-            raise ValueError(f"this server has no model of {kind}")
+            raise ValueError(f"this server has no {kind} model")
         if name is None:
             return fitting[0]
         for host in fitting:
             if host.name == name:
                 return host
         known = ", ".join(host.name for host in fitting)
-        raise ValueError(f"unknown model {name[:100]!r} of {kind}: expected one of {known}")
+        raise ValueError(f"unknown {kind} model {name[:100]!r}: expected one of {known}")
 
     async def whole(self, request: Request, host: Host, drafts: Drafts) -> float:
         """Wait until drafts are done; returns the seconds that they took."""

@@ -71,7 +71,7 @@ function wire() {
   $("dice").addEventListener("click", () => { $("seed").value = newSeed(); });
   $("p-dice").addEventListener("click", () => { $("p-seed").value = newSeed(); });
   const two = (value) => value.toFixed(2);
-  shows("steps"); shows("strands", (value) => String(2 ** value)); shows("temperature", two); shows("nucleus", (value) => value < 1 ? two(value) : "off");
+  shows("steps"); shows("strands", (value) => String(2 ** value)); shows("temperature", two); shows("top-p", (value) => value < 1 ? two(value) : "off");
   shows("guidance", two); shows("p-steps"); shows("p-temperature", two);
 }
 

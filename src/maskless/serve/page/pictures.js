@@ -1,4 +1,4 @@
-// Pictures: draw one of a class, watch the grid fill in, paint over a region and draw it anew.
+// Pictures: draw one of a class, watch the grid fill in, paint over a region and redraw it.
 
 import { stream } from "./api.js";
 import { $, Pacer, Replay, complain, hue, make, newSeed, pace, say, seedOf } from "./ui.js";
@@ -87,7 +87,7 @@ async function run(path, body) {
         const facts = `${data.steps} step${data.steps === 1 ? "" : "s"}, ${data.seconds.toFixed(1)} s`;
         say(`Drawn: ${data.label ?? "a picture"}, ${facts}`);
         $("p-hint").textContent = `${facts}. Paint a part to redraw it.`;
-        canvas().setAttribute("aria-label", `A picture${data.label === null ? "" : ` of ${data.label}`}. Paint over a region to draw it anew: drag, or move with the arrow keys and press Space.`);
+        canvas().setAttribute("aria-label", `A picture${data.label === null ? "" : ` of ${data.label}`}. Paint over a region to redraw it: drag, or move with the arrow keys and press Space.`);
       }),
     }, control.signal);
     control.signal.addEventListener("abort", () => pacer.stop());

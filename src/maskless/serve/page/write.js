@@ -8,14 +8,14 @@ const GAP = /\[[0-9]+\]|_{3,}/g;
 let view, replay, running = null, opened = -1, models = [];
 
 export function settings() {
-  const top = Number($("nucleus").value);
+  const top = Number($("top-p").value);
   const order = $("order").value;
   const revise = $("revise").disabled ? 0 : Number($("revise").value);
   const pace = order === "strands" ? { strands: 2 ** Number($("strands").value) } : { steps: Number($("steps").value) };
   return { ...pace, temperature: Number($("temperature").value), top_p: top < 1 ? top : null, order, revise, seed: seedOf("seed") };
 }
 
-// Second thoughts need a model that can go back, and an order that is known beforehand. Strands take the place of steps.
+// Revision needs a model that can go back, and an order that is known beforehand. Strands take the place of steps.
 function able() {
   const strands = $("order").value === "strands";
   $("revise").disabled = !current().any_order || $("order").value === "confidence";
