@@ -146,10 +146,6 @@ class Drafts:
         """The rows whose next round has to begin: it is not known yet what that decides.  -> (B,) bool"""
         return ~self.open & (self.round < self.revise)
 
-    @property
-    def done(self) -> Tensor:
-        return ~self.open & (self.round >= self.revise)
-
     def searching(self, rows: Tensor) -> Tensor:
         """Which of the rows look for what is surest; second thoughts have an order.  (S,) -> (S,) bool"""
         return (self.round[rows] == 0) & self.confident
@@ -163,9 +159,9 @@ class Drafts:
         """Whether the plan of a row has no next step."""
         return bool(self._numbers[row] == self.plan.steps)
 
-    def rounds_left(self, row: int) -> int:
-        """How many rounds a row has yet to begin."""
-        return self.revise - int(self._rounds[row])
+    def round_of(self, row: int) -> int:
+        """The round that is under way."""
+        return int(self._rounds[row])
 
     def step_of(self, row: int) -> int:
         """The step that comes next, of all rounds together."""

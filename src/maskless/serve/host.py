@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from functools import cached_property
+from itertools import chain, count
 from pathlib import Path
 from typing import Any
 
@@ -31,7 +32,7 @@ class Limits:
     steps: int = 1024
     rows: int = 16  # texts of a request
     batch: int = 64  # rows that are computed together
-    queue: int = 64  # requests that wait for a place
+    queue: int = 64  # requests that wait for a slot
     seconds: float = 60.0  # from a request's arrival to its end
     body: int = 1 << 20  # bytes of a request
 
@@ -126,8 +127,7 @@ class Host:
 
     def piece(self, token: int) -> str:
         """How a token looks between its neighbours: pieces side by side read as the text does."""
-        text = self._pieces[token] if 0 <= token < len(self._pieces) else ""
-        return text
+        return self._pieces[token] if 0 <= token < len(self._pieces) else ""
 
     @cached_property
     def _pieces(self) -> list[str]:
@@ -163,8 +163,5 @@ def name_of(source: str, taken: set[str]) -> str:
     """A short name for a model: the last part of where it comes from, with a number where two would be alike."""
     path = Path(source)
     name = path.stem if path.is_file() else path.name or "model"
-    number = 2
-    unique = name
-    while unique in taken:
-        unique, number = f"{name}-{number}", number + 1
-    return unique
+    numbered = (f"{name}-{number}" for number in count(2))
+    return next(one for one in chain([name], numbered) if one not in taken)

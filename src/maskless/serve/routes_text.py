@@ -55,11 +55,7 @@ def text_routes(state: State) -> APIRouter:
             gapped = texts.from_tokens(host, body.tokens or [], body.spaced)
         return await _filled(state, request, host, gapped, body)
 
-    @router.post(
-        "/v1/alternatives",
-        response_model=AlternativesAnswer,
-        summary="Alternatives at a position",
-    )
+    @router.post("/v1/alternatives", response_model=AlternativesAnswer, summary="Alternatives at a position")
     async def alternatives(request: Request, body: AlternativesRequest) -> Any:
         host = state.host(body.model)
         drafts = _probe(host, body)

@@ -22,12 +22,12 @@ class ActiveSequence:
 
     @property
     def done(self) -> bool:
-        return self.drafts.over(self.at) and not self.drafts.rounds_left(self.at)
+        return self.drafts.over(self.at) and self.drafts.round_of(self.at) == self.drafts.revise
 
     @property
     def due(self) -> bool:
         """Whether the next round has to begin."""
-        return self.drafts.over(self.at) and self.drafts.rounds_left(self.at) > 0
+        return self.drafts.over(self.at) and self.drafts.round_of(self.at) < self.drafts.revise
 
     @property
     def number(self) -> int:
@@ -36,8 +36,8 @@ class ActiveSequence:
 
     @property
     def round(self) -> tuple[int, int]:
-        """How many rounds have yet to begin, of how many."""
-        return self.drafts.rounds_left(self.at), self.drafts.revise
+        """The round that is under way, of how many."""
+        return self.drafts.round_of(self.at), self.drafts.revise
 
     @property
     def size(self) -> int:
