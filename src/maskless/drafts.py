@@ -255,28 +255,15 @@ class Span(NamedTuple):
     decided: int
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(eq=False)
 class Ask:
     """What rows of some drafts ask in a step. A server has many with a single row, which are kept cheap."""
 
     drafts: Drafts
     spans: list[Span]  # S
 
-    @cached_property
-    def _columns(self) -> tuple[Tensor, ...]:
-        return torch.tensor(self.spans).unbind(1)
-
-    @property
-    def rows(self) -> Tensor:  # (S,)
-        return self._columns[0]
-
-    @property
-    def starts(self) -> Tensor:  # (S,)
-        return self._columns[1]
-
-    @property
-    def ends(self) -> Tensor:  # (S,)
-        return self._columns[2]
+    def __post_init__(self) -> None:
+        self.rows, self.starts, self.ends, _ = torch.tensor(self.spans).unbind(1)  # (S,) each
 
     @property
     def lengths(self) -> list[int]:

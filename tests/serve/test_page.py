@@ -10,10 +10,10 @@ playwright = pytest.importorskip("playwright.sync_api", reason="needs playwright
 expect = playwright.expect
 
 
-def fill(page, text="anna gives [4] to ___ .", steps=5, thoughts=0):
+def fill(page, text="anna gives [4] to ___ .", steps=5, revise=0):
     page.locator("#prompt").fill(text)
     slide(page, "#steps", steps)
-    page.get_by_label("Revision rounds").fill(str(thoughts))
+    page.get_by_label("Revision rounds").fill(str(revise))
     page.keyboard.press("Control+Enter")
     expect(page.locator("#facts")).to_contain_text("steps")
     expect(page.locator("#resample")).to_be_enabled()
@@ -63,15 +63,15 @@ def test_blanks_are_filled_and_the_scrubber_replays(visit, shots):
     assert words(page) == done  # the same seed
 
 
-def test_second_thoughts_land_again_and_the_scrubber_shows_the_first(visit, server, shots):
+def test_revised_tokens_land_again_and_the_scrubber_shows_the_first(visit, server, shots):
     page = visit()
     expect(page.get_by_label("Revision rounds")).to_have_value("4")
-    fill(page, "anna [30] .", steps=10, thoughts=4)
+    fill(page, "anna [30] .", steps=10, revise=4)
     expect(page.locator("#facts")).to_contain_text("30 tokens in 16 steps")
     assert page.locator("#text-view .tok.gap").count() == 0
     how = {"temperature": 0.9, "top_p": 0.95, "seed": 0}
     done = words(page)
-    page.screenshot(path=shots / "thoughts.png")
+    page.screenshot(path=shots / "revise.png")
     for revise, step in ((0, 10), (4, 16)):
         body = {"text": "anna [30] .", "steps": 10, "revise": revise} | how
         (text,) = server.post("/v1/fill", body).json["texts"]
@@ -88,7 +88,7 @@ def test_second_thoughts_land_again_and_the_scrubber_shows_the_first(visit, serv
     assert words(page) == done
 
 
-def test_second_thoughts_are_for_an_order_that_is_known_beforehand(visit):
+def test_revision_is_for_an_order_that_is_known_beforehand(visit):
     page = visit()
     page.get_by_label("Order").first.select_option("confidence")
     expect(page.get_by_label("Revision rounds")).to_be_disabled()

@@ -167,12 +167,8 @@ def _bench(
     sizes = {name: value for name, value in given.items() if name not in LISTS}
     named = None if table is None else _table(kind, table, sizes, lists, against or [])
     if named is None:
-        steps, lengths, batches = (
-            lists.get("steps"),
-            lists.get("length", [kind.length]),
-            lists.get("batch", [kind.batch]),
-        )
-        cases = sweep(kind, sizes, against=against or [], lengths=lengths, batches=batches, steps=steps)
+        lengths, batches = lists.get("length", [kind.length]), lists.get("batch", [kind.batch])
+        cases = sweep(kind, sizes, against=against or [], lengths=lengths, batches=batches, steps=lists.get("steps"))
     else:
         cases = cases_of(named)
     cases = [replace(case, precision=precision) for case in cases]

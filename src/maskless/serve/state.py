@@ -31,16 +31,13 @@ class State:
     def host(self, name: str | None, *, pictures: bool = False) -> Host:
         """A model by name; a ValueError that lists the others where there is none."""
         kind = "image" if pictures else "text"
-        fitting = [host for host in self.hosts.values() if host.pictures == pictures]
+        fitting = {known: host for known, host in self.hosts.items() if host.pictures == pictures}
         if not fitting:
             raise ValueError(f"this server has no {kind} model")
-        if name is None:
-            return fitting[0]
-        for host in fitting:
-            if host.name == name:
-                return host
-        known = ", ".join(host.name for host in fitting)
-        raise ValueError(f"unknown {kind} model {name[:100]!r}: expected one of {known}")
+        name = next(iter(fitting)) if name is None else name
+        if name not in fitting:
+            raise ValueError(f"unknown {kind} model {name[:100]!r}: expected one of {', '.join(fitting)}")
+        return fitting[name]
 
     async def whole(self, request: Request, host: Host, drafts: Drafts) -> float:
         """Wait until drafts are done; returns the seconds that they took."""
