@@ -89,6 +89,16 @@ def test_top_p_never_brings_back_what_was_ruled_out():
     assert kept(top_p(logits, 0.999)) == [{1, 2}]
 
 
+@pytest.mark.parametrize(("p", "count"), [(0.2, 2), (0.24, 2), (0.26, 3), (0.9, 8)])
+def test_of_equal_logits_top_p_keeps_the_first(p, count):
+    assert kept(top_p(torch.zeros(2, 8), p)) == [set(range(count))] * 2
+
+
+@pytest.mark.parametrize("filter", [lambda x: top_p(x, 0.9), lambda x: top_k(x, 2)], ids=["top_p", "top_k"])
+def test_a_filter_does_not_hide_that_logits_are_no_numbers(filter):
+    assert draw(filter(torch.tensor([[0.0, torch.nan, 1.0]])), torch.tensor([0.5])).tolist() == [3]
+
+
 @pytest.mark.parametrize("temperature", [0.25, 1.0, 3.0])
 def test_a_temperature_is_a_power_of_the_probabilities(temperature):
     logits = random_logits(5, 7)

@@ -12,6 +12,7 @@ import math
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from functools import cached_property
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -96,6 +97,7 @@ class Drafts:
             raise ValueError(f"guidance {self.guidance.weight} needs labels, one for each row")
         self.own = self.keys  # of the draft: those of a round follow from them
         self.rounds = [self.plan.steps, *steps_of(self.plan.steps, self.revise)]  # steps of each
+        self.number = torch.zeros(B, dtype=torch.long)  # the step that comes next
         self.round, self.past = torch.zeros(2, B, dtype=torch.long)  # the one under way, and the steps before it
         self.came = torch.full((B, L), -1)  # the step that decided each position, -1 where it was given
         self.chance = torch.full((B, L), torch.nan)
@@ -104,9 +106,11 @@ class Drafts:
         self.known = torch.zeros_like(self.wanted).scatter(1, self.plan.order, columns < self.plan.ends[:, :1])  # given
         self.cold = self.plan.first() + self.warmup  # (B,) the first step that is not warmed
         self.taken = torch.zeros(B, dtype=torch.long)  # calls in which a row had a part
+        self._numbers, self._rounds, self._pasts, self._takens = (  # the same memory, for a look at one row
+            x.numpy() for x in (self.number, self.round, self.past, self.taken)
+        )
         self.tally = Tally()
         self.alternatives: dict[int, list[tuple[int, float]]] = {}
-        self.number = torch.zeros(B, dtype=torch.long)
         self._planned()
 
     def _planned(self) -> None:
@@ -117,7 +121,8 @@ class Drafts:
         self.upcoming = torch.where(busy, steps, K).flip(1).cummin(1).values.flip(1)  # the next step that is not empty
         self.weights = None if not self._weight else self.guidance.weights(self.plan)  # type: ignore[union-attr]
         self.noises = self.noise * (1 - self.plan.progress()) if self.noise and self.confident else None
-        self.number = self.upcoming.gather(1, self.number[:, None])[:, 0]
+        self.number.copy_(self.upcoming.gather(1, self.number[:, None])[:, 0])
+        self._ends, self._upcoming = ends.numpy(), self.upcoming.numpy()
 
     @property
     def _weight(self) -> float:
@@ -141,10 +146,6 @@ class Drafts:
         """The rows whose next round has to begin: it is not known yet what that decides.  -> (B,) bool"""
         return ~self.open & (self.round < self.revise)
 
-    @property
-    def done(self) -> Tensor:
-        return ~self.open & (self.round >= self.revise)
-
     def searching(self, rows: Tensor) -> Tensor:
         """Which of the rows look for what is surest; second thoughts have an order.  (S,) -> (S,) bool"""
         return (self.round[rows] == 0) & self.confident
@@ -154,13 +155,28 @@ class Drafts:
         rows = self.open.nonzero()[:, 0]
         return rows if self.draft or not len(rows) else rows[self.number[rows] == self.number[rows].min()]
 
+    def over(self, row: int) -> bool:
+        """Whether the plan of a row has no next step."""
+        return bool(self._numbers[row] == self.plan.steps)
+
+    def round_of(self, row: int) -> int:
+        """The round that is under way."""
+        return int(self._rounds[row])
+
+    def step_of(self, row: int) -> int:
+        """The step that comes next, of all rounds together."""
+        return int(self._pasts[row] + self._numbers[row])
+
+    def span(self, row: int) -> Span:
+        """What the next step of a row asks."""
+        number, ends = int(self._numbers[row]), self._ends[row]
+        start, end = int(ends[number]), int(ends[min(number + max(1, self.draft), self.plan.steps)])
+        searching = self.confident and self._rounds[row] == 0
+        return Span(row, start, int(ends[-1]) if searching else end, end - start)
+
     def ask(self, rows: Tensor) -> Ask:
         """What the next step of some rows (S,) asks."""
-        number = self.number[rows]
-        more = (number + max(1, self.draft)).clamp_max(self.plan.steps)
-        starts, ends = self.plan.ends[rows, number], self.plan.ends[rows, more]
-        last = torch.where(self.searching(rows), self.plan.ends[rows, -1], ends) if self.confident else ends
-        return Ask(self, rows, starts, last, ends - starts)
+        return Ask(self, [self.span(row) for row in rows.tolist()])
 
     def filters(self, rows: Tensor) -> list[Filter]:
         """Of each row: second thoughts are cooler from round to round.  (S,) -> S filters"""
@@ -177,23 +193,24 @@ class Drafts:
 
         counts (S,): how many of each row, where that is not what was planned.
         """
-        rows, owner, within = ask.rows, ask.offsets.owner, ask.offsets.within
-        counts = ask.counts if counts is None else counts
-        if self.confident:
-            self.plan.order[rows[owner], ask.starts[owner] + within] = positions
-        at = rows[owner]
+        at, decided = ask.at, [span.decided for span in ask.spans] if counts is None else counts.tolist()
         if self.confident or self.draft:  # otherwise all that was asked about is decided
-            kept = within < counts[owner]
+            owner, within = ask.offsets.owner, ask.offsets.within
+            if self.confident:
+                self.plan.order[at, ask.starts[owner] + within] = positions
+            kept = within < torch.tensor(decided)[owner]
             at, positions, tokens, chances = at[kept], positions[kept], tokens[kept], chances[kept]
         self.tokens[at, positions], self.chance[at, positions] = tokens, chances.float()
-        steps = (self.taken if self.draft else self.past + self.number)[at]
-        self.came[at, positions] = steps
-        self.taken[rows] += 1
-        self.number[rows] = self.upcoming[rows, self.number[rows] + (counts if self.draft else 1)]
-        numbers = sorted(set(steps.tolist()))
-        if len(numbers) == 1:
+        numbers = [int(self._takens[row]) if self.draft else self.step_of(row) for row, *_ in ask.spans]
+        for (row, *_), count in zip(ask.spans, decided, strict=True):
+            self._takens[row] += 1
+            self._numbers[row] = self._upcoming[row, self._numbers[row] + (count if self.draft else 1)]
+        if len(set(numbers)) == 1:
+            self.came[at, positions] = numbers[0]
             return [Step(numbers[0], at, positions, tokens, chances)]
-        parts = [(number, steps == number) for number in numbers]
+        steps = torch.tensor(numbers).repeat_interleave(torch.tensor(decided))
+        self.came[at, positions] = steps
+        parts = [(number, steps == number) for number in sorted(set(numbers))]
         return [Step(number, at[own], positions[own], tokens[own], chances[own]) for number, own in parts]
 
     def record(self, rows: Tensor, tokens: Tensor, came: Tensor, chances: Tensor) -> list[Step]:
@@ -239,33 +256,56 @@ class Drafts:
         """All steps of the plans of all rows were taken, by somebody else."""
         came = self.plan.came()
         self.came = torch.where(came >= 0, self.past[:, None] + came, self.came)
-        self.number = torch.full_like(self.number, self.plan.steps)
+        self.number.fill_(self.plan.steps)
 
     def keys_of(self, rows: Tensor, number: int) -> Tensor:
         """The keys of a round."""
         return lg.row_keys(number, self.own[rows])
 
 
-@dataclass(frozen=True, eq=False)
+class Span(NamedTuple):
+    """What a row asks in a step: about the positions from start to end of its order, of which so many are decided."""
+
+    row: int
+    start: int
+    end: int
+    decided: int
+
+
+@dataclass(eq=False)
 class Ask:
-    """What rows (S,) of some drafts ask in a step: each about the positions from starts to ends of its order, of which
-    as many are decided as counts say."""
+    """What rows of some drafts ask in a step. A server has many with a single row, which are kept cheap."""
 
     drafts: Drafts
-    rows: Tensor
-    starts: Tensor
-    ends: Tensor
-    counts: Tensor
+    spans: list[Span]  # S
+
+    def __post_init__(self) -> None:
+        self.rows, self.starts, self.ends, _ = torch.tensor(self.spans).unbind(1)  # (S,) each
+
+    @property
+    def lengths(self) -> list[int]:
+        """How many targets each row has."""
+        return [span.end - span.start for span in self.spans]
 
     @cached_property
     def offsets(self) -> Offsets:
         return Offsets.from_lengths(self.ends - self.starts)
 
     @cached_property
+    def at(self) -> Tensor:
+        """The row of each target.  -> (U,)"""
+        if len(self.spans) == 1:
+            return torch.full((sum(self.lengths),), self.spans[0].row)
+        return self.rows[self.offsets.owner]
+
+    @cached_property
     def positions(self) -> Tensor:
         """The targets.  -> (U,)"""
-        owner = self.offsets.owner
-        return self.drafts.plan.order[self.rows[owner], self.starts[owner] + self.offsets.within]
+        order = self.drafts.plan.order
+        if len(self.spans) == 1:
+            (row, start, end, _), *_ = self.spans
+            return order[row, start:end]
+        return order[self.at, self.starts[self.offsets.owner] + self.offsets.within]
 
     @cached_property
     def numbers(self) -> Tensor:
@@ -278,8 +318,8 @@ class Ask:
         """Of the guidance at each target.  -> (U,)"""
         weights = self.drafts.weights
         if weights is None:
-            return torch.zeros(self.offsets.total)
-        return weights[self.rows[self.offsets.owner], self.numbers]
+            return torch.zeros(sum(self.lengths))
+        return weights[self.at, self.numbers]
 
     def problems(self) -> Problems:
         drafts, rows = self.drafts, self.rows

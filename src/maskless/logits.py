@@ -26,18 +26,32 @@ def temper(logits: Tensor, temperature: float) -> Tensor:
 def top_k(logits: Tensor, k: int) -> Tensor:
     """Logits of the k most likely tokens, the others -inf (the first ones win ties).  (U, V) -> (U, V)"""
     last = logits.topk(min(k, logits.shape[-1]), dim=-1).values[:, -1:]
-    more, level = logits > last, logits == last
-    first = level & (level.cumsum(-1) <= k - more.sum(-1, keepdim=True))
-    return logits.masked_fill(~(more | first), -torch.inf)
+    return _first_k(logits, last, k)
 
 
 def top_p(logits: Tensor, p: float) -> Tensor:
     """Logits of the smallest set of tokens whose probability passes p (nucleus), the others -inf.  (U, V) -> (U, V)"""
-    values, index = logits.sort(dim=-1, descending=True, stable=True)
+    values = _falling(logits)
     probability = values.softmax(-1)
     before = probability.cumsum(-1) - probability  # what the more likely tokens hold already
-    values = values.masked_fill((before >= p) & (before > 0), -torch.inf)  # the first one stays, however small p is
-    return torch.empty_like(logits).scatter_(-1, index, values)
+    count = (~((before >= p) & (before > 0))).sum(-1, keepdim=True)  # the first one stays, however small p is
+    return _first_k(logits, values.gather(-1, count - 1), count)
+
+
+def _falling(logits: Tensor) -> Tensor:
+    """The values of each row from the largest on.  (U, V) -> (U, V)"""
+    if logits.device.type != "cpu":
+        return logits.sort(dim=-1, descending=True).values
+    values = logits.detach().clone()
+    values.numpy().sort(axis=-1)  # in place: torch would sort the indices too, which takes ten times as long
+    return values.flip(-1)
+
+
+def _first_k(logits: Tensor, last: Tensor, k: int | Tensor) -> Tensor:
+    """Logits of the k largest, the others -inf; last (U, 1): the smallest of the k, of which the first ones stay."""
+    level = logits == last
+    extra = level & (level.cumsum(-1, dtype=torch.int32) > k - (logits > last).sum(-1, keepdim=True))
+    return logits.masked_fill((logits < last) | extra, -torch.inf)
 
 
 def rule_out(logits: Tensor, ids: Iterable[int]) -> Tensor:

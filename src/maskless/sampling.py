@@ -22,7 +22,7 @@ from maskless.draw import DRAW, NOISE, Filter, guided
 from maskless.nn import Network, device_of
 from maskless.nn.threads import threads_for_draws, threads_for_pass
 from maskless.plans import Plan
-from maskless.problems import Problems, joined
+from maskless.problems import Offsets, Problems, joined
 from maskless.revision import erased
 from maskless.speculation import accept, checking
 
@@ -114,20 +114,17 @@ def take(asks: Sequence[Ask], backend: Backend) -> list[list[Step]]:
     logits = backend.logits(asks)  # (U, V)
     with threads_for_draws(logits):
         drawn, sure = _drawn(logits, asks)
-    lengths = [ask.offsets.total for ask in asks]
-    parts = list(zip(asks, logits.split(lengths), drawn.split(lengths), sure.split(lengths), strict=True))
+    lengths = [sum(ask.lengths) for ask in asks]
+    split = (x.split(lengths) for x in (logits, drawn, sure, sure.cpu().double().exp()))
+    parts = list(zip(asks, *split, strict=True))
     checked = _checked([part[:3] for part in parts if part[0].drafts.draft], backend)
     found: list[tuple[Tensor, ...]] = []
-    for ask, own, tokens, chances in parts:
+    for ask, own, tokens, log_p, chances in parts:
         positions = ask.positions
         if ask.drafts.confident:
-            first = _surest(ask, chances).cpu()
-            positions, tokens, chances = positions[first], tokens[first], chances.cpu()[first]
-        if ask in checked:
-            tokens, chances, counts = checked[ask]
-            found.append((positions, tokens, chances, counts))
-        else:
-            found.append((positions, tokens, chances.cpu().double().exp()))
+            first = _surest(ask, log_p).cpu()
+            positions, tokens, chances = positions[first], tokens[first], chances[first]
+        found.append((positions, *checked[ask]) if ask in checked else (positions, tokens, chances))
         if ask.drafts.top:
             _keep(ask, own)
     return [ask.drafts.land(ask, *decided) for ask, decided in zip(asks, found, strict=True)]
@@ -141,7 +138,7 @@ def _checked(parts: Sequence[tuple[Ask, Tensor, Tensor]], backend: Backend) -> d
     after = backend.check(asks, drawn, [logits for _, logits, _ in parts]).split([len(tokens) for tokens in drawn])
     found = {}
     for (ask, before, tokens), q in zip(parts, after, strict=True):
-        keys, columns, *_ = _targets(ask)
+        keys, columns, *_ = _targets([ask])
         with threads_for_draws(q):
             stand, counts, tally = accept(tokens, _shaped(before, ask), _shaped(q, ask), ask.offsets, keys, columns)
         lg.check_drawn(int(stand.max()), q.shape[1])
@@ -187,10 +184,10 @@ def _drawn(logits: Tensor, asks: Sequence[Ask]) -> tuple[Tensor, Tensor]:
     """
     device, vocab = logits.device, logits.shape[1]
     there = torch.device("cpu") if device.type == "mps" else device  # which has float64
-    keys, columns, rows, positions, warm = (torch.cat(x).to(there) for x in zip(*map(_targets, asks), strict=True))
-    u = lg.uniforms(keys, columns, DRAW)
+    keys, columns, rows, positions, warm = _targets(asks)
+    u = lg.uniforms(keys.to(there), columns.to(there), DRAW)
     u = u.float().to(device) if device.type == "mps" else u
-    shape = _Shape(asks, rows.to(device), positions.to(device), warm.to(device))
+    shape = _Shape(asks, rows.to(device), positions.to(device), warm)
     parts, some = [], max(1, cells_of(device) // vocab)
     for begin in range(0, len(u), some):
         part = slice(begin, begin + some)
@@ -203,17 +200,17 @@ def _drawn(logits: Tensor, asks: Sequence[Ask]) -> tuple[Tensor, Tensor]:
 
 def _shaped(logits: Tensor, ask: Ask) -> Tensor:
     """Logits as they are drawn from.  (U, V) -> (U, V)"""
-    _, _, rows, positions, warm = (x.to(logits.device) for x in _targets(ask))
-    return _Shape([ask], rows, positions, warm)(logits, slice(None))
+    _, _, rows, positions, warm = _targets([ask])
+    return _Shape([ask], rows.to(logits.device), positions.to(logits.device), warm)(logits, slice(None))
 
 
 class _Shape:
     """What is done to logits before a draw: ids ruled out, then spaces, then warmth, then the filter of each row."""
 
-    def __init__(self, asks: Sequence[Ask], rows: Tensor, positions: Tensor, warm: Tensor):
+    def __init__(self, asks: Sequence[Ask], rows: Tensor, positions: Tensor, warm: Tensor | None):
         device = rows.device
         self.never, self.rows, self.positions = asks[0].drafts.never, rows, positions
-        self.warm = warm if bool(warm.any()) else None
+        self.warm = warm.to(device) if warm is not None and bool(warm.any()) else None
         self.spaced, self.kinds = _spaced(asks, device), _kinds(asks, device)
 
     def __call__(self, logits: Tensor, part: slice) -> Tensor:
@@ -233,15 +230,23 @@ class _Shape:
         return done
 
 
-def _targets(ask: Ask) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
+def _targets(asks: Sequence[Ask]) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor | None]:
     """Of each target: the key, the column of its random numbers, the row, the position, and whether it is warmed."""
-    drafts, owner = ask.drafts, ask.offsets.owner
-    rows = ask.rows[owner]
-    if drafts.warmup:
-        warm = (ask.numbers < drafts.cold[rows]) & (drafts.round[rows] == 0)
-    else:
-        warm = torch.zeros(len(rows), dtype=torch.bool)
-    return drafts.keys[rows], _columns(ask), rows, ask.positions, warm
+    keys = []
+    for ask in asks:
+        own = ask.drafts.keys.tolist()
+        keys += [own[span.row] for span in ask.spans]
+    owner = Offsets.from_lengths(torch.tensor([length for ask in asks for length in ask.lengths])).owner
+    rows, positions = torch.cat([ask.at for ask in asks]), torch.cat([ask.positions for ask in asks])
+    warm = torch.cat([_warm(ask) for ask in asks]) if any(ask.drafts.warmup for ask in asks) else None
+    moving = any(ask.drafts.draft or ask.drafts.confident for ask in asks)
+    columns = torch.cat([_columns(ask) for ask in asks]) if moving else positions
+    return torch.tensor(keys)[owner], columns, rows, positions, warm
+
+
+def _warm(ask: Ask) -> Tensor:
+    """Which targets are in the first steps, which draw at temperature 2.  -> (U,) bool"""
+    return (ask.numbers < ask.drafts.cold[ask.at]) & (ask.drafts.round[ask.at] == 0)
 
 
 def _columns(ask: Ask) -> Tensor:
@@ -259,9 +264,9 @@ def _spaced(asks: Sequence[Ask], device: torch.device) -> tuple[Tensor, Tensor] 
     if begins is None:
         return None
     places = [
-        torch.zeros(ask.offsets.total, dtype=torch.bool)
+        torch.zeros(sum(ask.lengths), dtype=torch.bool)
         if ask.drafts.spaced is None
-        else ask.drafts.spaced[0][ask.rows[ask.offsets.owner], ask.positions]
+        else ask.drafts.spaced[0][ask.at, ask.positions]
         for ask in asks
     ]
     return torch.cat(places).to(device), begins.to(device)
@@ -271,15 +276,15 @@ def _kinds(asks: Sequence[Ask], device: torch.device) -> list[tuple[Filter, Tens
     """The filters, and which targets are theirs."""
     of = [filter for ask in asks for filter in ask.drafts.filters(ask.rows)]
     kinds = list(dict.fromkeys(of))
-    counts = torch.cat([ask.ends - ask.starts for ask in asks])
-    return [(kind, torch.tensor([one == kind for one in of]).repeat_interleave(counts).to(device)) for kind in kinds]
+    lengths = torch.tensor([length for ask in asks for length in ask.lengths])
+    return [(kind, torch.tensor([one == kind for one in of]).repeat_interleave(lengths).to(device)) for kind in kinds]
 
 
 def _surest(ask: Ask, sure: Tensor) -> Tensor:
     """The targets of each row from the surest on; equals, and rows with an order, as they stand.  (U,) -> (U,)"""
     drafts, owner = ask.drafts, ask.offsets.owner
     there = torch.device("cpu") if sure.device.type == "mps" else sure.device
-    sure, rows = sure.to(there).double(), ask.rows[owner]
+    sure, rows = sure.to(there).double(), ask.at
     if drafts.noises is not None:
         noise = drafts.noises[rows, drafts.number[rows]].to(there)
         sure = sure + noise * lg.gumbel(lg.uniforms(drafts.keys[rows].to(there), _columns(ask).to(there), NOISE))

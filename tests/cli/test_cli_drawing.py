@@ -133,7 +133,7 @@ def test_a_box_of_which_the_model_sees_nothing_is_one_line(command, saved, tmp_p
 def test_what_is_for_pictures_is_refused_for_text(command, words):
     for line in (["generate", "stories"], ["fill", "stories", "A [2]."]):
         ended = command(*line, *words)
-        assert ended.err == f"error: {words[0]} is for models of pictures: this is one of text\n"
+        assert ended.err == f"error: {words[0]} is for image models: this is a text model\n"
 
 
 def test_guidance_needs_classes(command):

@@ -110,7 +110,7 @@ def test_a_part_of_a_picture_is_drawn_anew(run, photos, tmp_path, command, how):
     Image.fromarray(keep).save(mask)
     asked = ["--known", mask] if how == "known" else ["--box", "3,0,5,4"]
     more = ["--label", "light", "--guidance", 1, "--steps", 4, "--out", out, "--compare", both]
-    assert "8 of 16 cells drawn anew" in done(command("fill", run, picture, *asked, *more)).out
+    assert "8 of 16 cells redrawn" in done(command("fill", run, picture, *asked, *more)).out
     whole, filled = np.asarray(Image.open(picture))[:, 1:5], np.asarray(Image.open(out))
     assert np.array_equal(filled[:, :2], whole[:, :2])
     assert set(filled[:, 2:].flatten().tolist()) <= {0, 85, 170, 255}  # levels of the codec
@@ -132,10 +132,10 @@ def test_a_part_of_a_picture_is_drawn_anew(run, photos, tmp_path, command, how):
         (["{picture}", "--box", "1,0,5,4", "--label", "2"], "unknown label 2: expected dark, light, or 0 to 1"),
         (["{picture}", "--known", "{small}"], "small.png has 4 x 4 pixels: expected 6 x 4, as the picture has"),
         (["{picture}", "--known", "{words}"], "words.png: not a picture that Pillow can read"),
-        (["The [3]", "--box", "0,0,2,2"], "The [3] is not a file: this is a model of pictures"),
+        (["The [3]", "--box", "0,0,2,2"], "The [3] is not a file: this is an image model"),
         (["{picture}", "--box", "1,0,5,4", "--label", "zebra"], "unknown label 'zebra': expected one of dark, light"),
         (["{picture}", "--box", "1,0,5,4", "--steps", "99"], "steps 99 is out of range: expected 1 to 16"),
-        (["{picture}", "--box", "1,0,5,4", "--json"], "--json is for models of text: this is one of pictures"),
+        (["{picture}", "--box", "1,0,5,4", "--json"], "--json is for text models: this is an image model"),
     ],
 )
 def test_what_cannot_be_filled_is_one_line(run, photos, tmp_path, command, arguments, says):
@@ -226,10 +226,10 @@ MEASURED = "evaluate {run} {features} --reference {photos} --out {out}"
 @pytest.mark.parametrize(
     ("line", "says"),
     [
-        ("evaluate {run} --data {data}", "--data is for models of text: this is one of pictures"),
-        ("evaluate {run} --sequences 8", "--sequences is for models of text"),
-        ("evaluate {run} --out {out}", "this is a model of pictures: expected --reference PATH (real ones) and --out"),
-        ("evaluate {run} --reference {photos}", "this is a model of pictures: expected --reference PATH"),
+        ("evaluate {run} --data {data}", "--data is for text models: this is an image model"),
+        ("evaluate {run} --sequences 8", "--sequences is for text models"),
+        ("evaluate {run} --out {out}", "this is an image model: expected --reference PATH (real ones) and --out"),
+        ("evaluate {run} --reference {photos}", "this is an image model: expected --reference PATH"),
         ("evaluate {run} --reference {photos} --out {out} --features {tmp}/none.pt", "no feature network at"),
         ("evaluate {run} --reference {photos} --out {out} --features {tmp}/words", "words is not a feature network"),
         ("evaluate {run} {features} --reference {tmp}/none --out {out}", "none: no such file or folder"),
@@ -253,7 +253,7 @@ MEASURED = "evaluate {run} {features} --reference {photos} --out {out}"
             "fid {tmp}/other.npz {photos} {features}",
             "other.npz holds statistics of another network (sha256 ffffffffffff)",
         ),
-        ("generate {run} --out {out} --prompt a", "--prompt is for models of text: this is one of pictures"),
+        ("generate {run} --out {out} --prompt a", "--prompt is for text models: this is an image model"),
         ("generate {run} --out {tmp}/new.png --label zebra", "unknown label 'zebra': expected one of dark, light"),
         ("generate {run}", "pictures go into a file: expected --out FILE.png"),
         ("generate {run} --out {out}", "out.json: expected a name that ends in .png"),

@@ -30,8 +30,8 @@ uvicorn = pytest.importorskip("uvicorn", reason="needs the extra web")
 
 from maskless.nn.partition import PartitionConfig, PartitionTransformer  # noqa: E402
 from maskless.serve.connection import config_of  # noqa: E402
+from maskless.serve.fair_share import FairShare  # noqa: E402
 from maskless.serve.host import Host, Limits  # noqa: E402
-from maskless.serve.turns import Turns  # noqa: E402
 from maskless.serve.web import build  # noqa: E402
 
 LIMITS = Limits(length=48, steps=64, rows=8, batch=16, queue=64, seconds=20, body=1 << 16)
@@ -163,8 +163,8 @@ def running(hosts: list[Host], limits: Limits, key: str | None = None) -> Iterat
 
 @pytest.fixture(scope="session")
 def server(models: dict[str, Model]) -> Iterator[Server]:
-    turns = Turns()
-    with running([Host(name, model, LIMITS, turns) for name, model in models.items()], LIMITS) as started:
+    share = FairShare()
+    with running([Host(name, model, LIMITS, share) for name, model in models.items()], LIMITS) as started:
         yield started
 
 

@@ -2,46 +2,15 @@
 
 import threading
 import time
-from types import SimpleNamespace
 
 import pytest
 import torch
+from waiters import PATIENCE, Waiter, all_well, until
 
 from maskless import sampling
 from maskless.engine import backends
-from maskless.how import How
-from maskless.serve import texts
-from maskless.serve import turns as turns_module
-from maskless.serve.batcher import BusyError, Job
+from maskless.serve.batcher import BusyError
 from maskless.serve.host import Host, Limits
-from maskless.serve.turns import Turns
-
-PATIENCE = 60  # seconds for what takes none: a busy machine is no failure
-
-
-def until(happened):
-    deadline = time.monotonic() + PATIENCE
-    while not happened():
-        assert time.monotonic() < deadline
-        time.sleep(0.002)
-
-
-class Waiter:
-    """A job and how it ended."""
-
-    def __init__(self, host, text="the [6] .", n=1, deadline=float("inf"), **how):
-        self.drafts = texts.drafts_of(host, texts.from_template(host, text), How(**how), n)
-        self.ended, self.error, self.steps = threading.Event(), None, []
-        self.job = Job(self.drafts, on_end=self.end, on_step=self.steps.append, deadline=deadline)
-        host.batcher.submit(self.job)
-
-    def end(self, error):
-        self.error = error
-        self.ended.set()
-
-    def wait(self):
-        assert self.ended.wait(PATIENCE)
-        return self
 
 
 class Gate:
@@ -77,43 +46,50 @@ def make(models, keeping):
         one.batcher.close()
 
 
-def test_rows_join_a_step_that_is_about_to_begin(make):
-    host = make()
-    gate = Gate(host)
+@pytest.fixture
+def gated(make):
+    """gated(kind, **limits): a host, and the gate before its network."""
+
+    def host(kind="pgm", **limits) -> tuple[Host, Gate]:
+        made = make(kind, **limits)
+        return made, Gate(made)
+
+    return host
+
+
+def test_rows_join_a_step_that_is_about_to_begin(gated):
+    host, gate = gated()
     first = Waiter(host, steps=6, seed=1)
     gate.reached(1)
     second = Waiter(host, steps=3, seed=2, n=2)
     gate.let(100)
-    first.wait()
-    second.wait()
+    all_well(first, second)
     assert gate.sizes == [1, 3, 3, 3, 1, 1]
     assert len(first.steps) == 6
     assert host.batcher.counts.tokens == 18
 
 
-def test_a_cancelled_job_frees_its_seat_within_a_step(make):
-    host = make(batch=1)
-    gate = Gate(host)
+def test_a_cancelled_job_frees_its_slot_within_a_step(gated):
+    host, gate = gated(batch=1)
     leaving = Waiter(host, steps=6)
     gate.reached(1)
     waiting = Waiter(host, steps=2)
     leaving.job.cancel()
     gate.let(1)  # the step that was under way
     gate.reached(2)
-    assert [seat.job for seat in host.batcher.seats] == [waiting.job]
+    assert list(host.batcher.slots) == [waiting.job]
     gate.let(100)
-    waiting.wait()
-    assert waiting.error is None
+    all_well(waiting)
     assert host.batcher.counts.cancelled == 1
     assert not leaving.ended.is_set()
 
 
 def sitting(waiter, host):
-    return sum(seat.job is waiter.job for seat in host.batcher.seats)
+    return len(host.batcher.slots.get(waiter.job, ()))
 
 
 @pytest.mark.parametrize("kind", ["pgm", "ordered"])
-def test_a_short_request_has_a_seat_at_once(make, kind):
+def test_a_short_request_has_a_slot_at_once(make, kind):
     """Also where requests of many rows have all of them: rows stand up, go on later, and come out as they should."""
     host = make(kind, batch=8)
     many, one = {"text": "the [12] .", "steps": 12, "n": 4}, {"text": "a [3]", "steps": 3, "seed": 9}
@@ -136,11 +112,10 @@ def test_a_short_request_has_a_seat_at_once(make, kind):
     assert len({len(waiter.steps) for waiter in long}) == 2  # a row of one of them had to wait
 
 
-def test_a_light_request_does_not_wait_for_all_heavy_rows(make):
+def test_a_light_request_does_not_wait_for_all_heavy_rows(gated):
     """Where a row fills a call, every second call is for those that have had least, and every other for the oldest."""
-    host = make()
+    host, gate = gated()
     host.batcher.vocab = 1 << 30  # so that no two rows fit into a call
-    gate = Gate(host)
     first = Waiter(host, steps=1)
     gate.reached(1)
     heavy = [Waiter(host, "[40]", steps=1, n=4, seed=seed) for seed in range(3)]
@@ -151,27 +126,25 @@ def test_a_light_request_does_not_wait_for_all_heavy_rows(make):
     assert light.ended.is_set()
     assert len(heavy[0].steps) == 3
     gate.let(100)
-    for waiter in heavy:
-        assert waiter.wait().error is None
+    all_well(*heavy)
 
 
-def test_the_queue_is_bounded(make):
-    host = make(batch=1, queue=2)
-    gate = Gate(host)
-    first = Waiter(host, steps=1)
+@pytest.mark.parametrize(("batch", "queue"), [(1, 2), (4, 1)])
+def test_the_queue_is_bounded(gated, batch, queue):
+    """Who finds a free slot does not wait."""
+    host, gate = gated(batch=batch, queue=queue)
+    jobs = [Waiter(host, steps=1)]
     gate.reached(1)
-    others = [Waiter(host, steps=1), Waiter(host, steps=1)]
-    with pytest.raises(BusyError, match="queue is full"):
+    jobs += [Waiter(host, steps=1) for _ in range(batch - 1 + queue)]
+    with pytest.raises(BusyError, match=f"queue is full: {queue} requests wait"):
         Waiter(host, steps=1)
     gate.let(100)
-    for one in [first, *others]:
-        assert one.wait().error is None
+    all_well(*jobs)
     assert host.batcher.counts.refused == 1
 
 
-def test_a_late_job_is_told_so(make):
-    host = make()
-    gate = Gate(host)
+def test_a_late_job_is_told_so(gated):
+    host, gate = gated()
     late = Waiter(host, steps=6)
     gate.reached(1)
     late.job.deadline = time.monotonic()  # it passes in the first step
@@ -190,7 +163,7 @@ def test_a_failing_step_ends_its_jobs_and_no_others(make):
     host.batcher.backend.logits = fails
     assert "broken" in str(Waiter(host).wait().error)
     host.batcher.backend.logits = quick
-    assert Waiter(host).wait().error is None
+    all_well(Waiter(host))
 
 
 @pytest.mark.parametrize("kind", ["pgm", "ordered"])
@@ -218,34 +191,31 @@ def test_the_fault_of_one_is_not_that_of_all(make, kind):
     assert host.batcher.counts.failed == 2  # together, and the bad one alone
 
 
-def test_a_request_that_fails_in_one_of_its_calls_is_out_of_the_others(make):
-    host = make()
+def test_a_request_that_fails_in_one_of_its_calls_is_out_of_the_others(gated):
+    host, gate = gated()
     host.batcher.vocab = 1 << 30  # so that no two rows fit into a call
-    gate = Gate(host)
     first = Waiter(host, steps=1)
     gate.reached(1)
     bad, good = Waiter(host, n=3), Waiter(host, n=3)
     host.batcher.backend.logits = lambda asks: 1 / 0 if asks[0].drafts is bad.drafts else gate.quick(asks)
     gate.let(1)
     assert "division" in str(bad.wait().error)
-    assert first.wait().error is good.wait().error is None
+    all_well(first, good)
     assert host.batcher.counts.failed == 1
 
 
 def test_nobody_waits_for_ever_whatever_fails(make):
     host = make("ordered")
     host.batcher.backend.keep = lambda rows: 1 / len(rows)  # fails where nobody is there
-    first = Waiter(host, steps=2).wait()
-    assert first.error is None
+    all_well(Waiter(host, steps=2))
     host.batcher.backend.keep = lambda rows: 1 / 0 if rows else None
     assert "division" in str(Waiter(host).wait().error)
     host.batcher.backend.keep = lambda rows: None
-    assert Waiter(host).wait().error is None
+    all_well(Waiter(host))
 
 
-def test_what_a_cancelled_row_had_kept_is_given_back(make):
-    host = make("ordered")
-    gate = Gate(host)
+def test_what_a_cancelled_row_had_kept_is_given_back(gated):
+    host, gate = gated("ordered")
     jobs = [Waiter(host, steps=6, seed=seed) for seed in range(3)]
     gate.reached(1)
     gate.let(1)
@@ -257,15 +227,13 @@ def test_what_a_cancelled_row_had_kept_is_given_back(make):
     gate.reached(3)
     assert {owner[0] for owner in slots.owners} == {one.drafts for one in jobs[1:]}
     gate.let(100)
-    for one in jobs[1:]:
-        one.wait()
+    all_well(*jobs[1:])
     until(lambda: not slots.owners)
 
 
 @pytest.mark.parametrize("kind", ["pgm", "ordered"])
-def test_rows_that_begin_a_round_share_a_call_that_counts(make, kind):
-    host = make(kind)
-    gate = Gate(host)
+def test_rows_that_begin_a_round_share_a_call_that_counts(gated, kind):
+    host, gate = gated(kind)
     first = Waiter(host, "the [16] .", steps=4, n=3, revise=2)
     gate.let(100)
     first.wait()
@@ -274,9 +242,8 @@ def test_rows_that_begin_a_round_share_a_call_that_counts(make, kind):
     assert host.batcher.counts.tokens == 3 * (16 + 2 + 1)
 
 
-def test_rows_that_begin_a_round_do_not_wait_for_others(make):
-    host = make()
-    gate = Gate(host)
+def test_rows_that_begin_a_round_do_not_wait_for_others(gated):
+    host, gate = gated()
     long = Waiter(host, "[40]", steps=40)
     gate.reached(1)
     revised = Waiter(host, "the [16] .", steps=2, revise=2)
@@ -285,7 +252,7 @@ def test_rows_that_begin_a_round_do_not_wait_for_others(make):
     assert revised.ended.is_set()
     assert len(long.steps) == 5
     gate.let(100)
-    assert long.wait().error is None
+    all_well(long)
 
 
 def test_a_round_that_cannot_begin_is_the_fault_of_one(make, monkeypatch):
@@ -306,24 +273,9 @@ def test_a_round_that_cannot_begin_is_the_fault_of_one(make, monkeypatch):
     assert good.drafts.tokens.tolist() == alone
 
 
-def test_who_finds_a_free_seat_does_not_wait(make):
-    host = make(batch=4, queue=1)
-    gate = Gate(host)
-    jobs = [Waiter(host, steps=1)]
-    gate.reached(1)
-    jobs += [Waiter(host, steps=1) for _ in range(3)]  # three seats are free
-    jobs.append(Waiter(host, steps=1))
-    with pytest.raises(BusyError, match="1 requests wait"):
-        Waiter(host, steps=1)
-    gate.let(100)
-    for one in jobs:
-        assert one.wait().error is None
-
-
-def test_who_has_left_the_queue_keeps_nobody_out(make):
+def test_who_has_left_the_queue_keeps_nobody_out(gated):
     """Also while a step is under way."""
-    host = make(batch=1, queue=1)
-    gate = Gate(host)
+    host, gate = gated(batch=1, queue=1)
     first = Waiter(host, steps=1)
     gate.reached(1)
     for _ in range(5):
@@ -332,21 +284,19 @@ def test_who_has_left_the_queue_keeps_nobody_out(make):
     assert len(host.batcher.pending) == 1
     assert host.batcher.counts.cancelled == 5
     gate.let(100)
-    assert first.wait().error is last.wait().error is None
+    all_well(first, last)
 
 
 def test_rows_whose_memory_would_not_fit_wait(make, monkeypatch):
     monkeypatch.setattr(backends, "KEPT", 1)
     host = make("ordered")
     jobs = [Waiter(host, steps=3, seed=seed) for seed in range(3)]
-    for one in jobs:
-        assert one.wait().error is None
+    all_well(*jobs)
     assert host.batcher.counts.rows == host.batcher.counts.steps == 9
 
 
-def test_closing_tells_those_who_wait(make):
-    host = make(batch=1)
-    gate = Gate(host)
+def test_closing_tells_those_who_wait(gated):
+    host, gate = gated(batch=1)
     jobs = [Waiter(host, steps=6), Waiter(host, steps=6)]
     gate.reached(1)
     closing = threading.Thread(target=host.batcher.close)
@@ -357,51 +307,3 @@ def test_closing_tells_those_who_wait(make):
     assert all("stopping" in str(one.wait().error) for one in jobs)
     with pytest.raises(BusyError, match="stopping"):
         Waiter(host)
-
-
-def test_models_side_by_side_share_the_time_and_not_the_steps(models, monkeypatch):
-    """One whose steps take eight times as long gets an eighth of them while both have work."""
-    now, taken, inside, at_once = [0.0], [], [], []
-    monkeypatch.setattr(turns_module, "time", SimpleNamespace(perf_counter=lambda: now[0]))  # only what is told below
-    monkeypatch.setattr(turns_module, "PATIENCE", PATIENCE)
-    turns, costs = Turns(), {"quick": 1.0, "slow": 8.0}
-    hosts = [Host(name, models["pgm"], Limits(steps=100), turns) for name in costs]
-
-    def costly(name, logits):
-        def step(rows):
-            until(lambda: len(turns.working) == 2 or len(taken) > 1)  # both are there when the first one is done
-            taken.append(name)
-            inside.append(1)
-            at_once.append(len(inside))
-            time.sleep(0.001)
-            now[0] += costs[name]
-            inside.pop()
-            return logits(rows)
-
-        return step
-
-    for host in hosts:
-        host.batcher.backend.logits = costly(host.name, host.batcher.backend.logits)
-    quick, slow = (Waiter(host, "[40]", steps=40) for host in hosts)
-    quick.wait()
-    slow.wait()
-    last = len(taken) - 1 - taken[::-1].index("quick")
-    assert taken.count("quick") == 40
-    assert 40 / 8 - 1 <= taken[:last].count("slow") <= 40 / 8 + 1
-    assert max(at_once) == 1
-    for host in hosts:
-        host.batcher.close()
-
-
-def test_who_comes_after_a_pause_does_not_catch_up():
-    turns = Turns()
-    for _ in range(3):
-        with turns.turn("a"):
-            time.sleep(0.01)
-    with turns.turn("b"):
-        pass
-    assert turns.used["b"] >= turns.used["a"] - 1e-3
-    turns.leave("a")
-    with turns.turn("b"):
-        time.sleep(0.001)
-    assert turns.working == {"b"}

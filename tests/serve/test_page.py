@@ -10,10 +10,10 @@ playwright = pytest.importorskip("playwright.sync_api", reason="needs playwright
 expect = playwright.expect
 
 
-def fill(page, text="anna gives [4] to ___ .", steps=5, thoughts=0):
+def fill(page, text="anna gives [4] to ___ .", steps=5, revise=0):
     page.locator("#prompt").fill(text)
     slide(page, "#steps", steps)
-    page.get_by_label("Second thoughts").fill(str(thoughts))
+    page.get_by_label("Revision rounds").fill(str(revise))
     page.keyboard.press("Control+Enter")
     expect(page.locator("#facts")).to_contain_text("steps")
     expect(page.locator("#resample")).to_be_enabled()
@@ -39,22 +39,22 @@ def until(page, happened):
 
 
 def words(page) -> list[str]:
-    return page.locator("#paper .tok").all_text_contents()
+    return page.locator("#text-view .tok").all_text_contents()
 
 
 def test_blanks_are_filled_and_the_scrubber_replays(visit, shots):
     page = visit()
     fill(page)
-    assert page.locator("#paper .tok.made").count() == 7
-    assert page.locator("#paper .tok.gap").count() == 0
+    assert page.locator("#text-view .tok.made").count() == 7
+    assert page.locator("#text-view .tok.gap").count() == 0
     expect(page.locator("#hint")).to_contain_text("2 blanks, 7 tokens")
     done = words(page)
     page.screenshot(path=shots / "fill.png")
     slide(page, "#scrub", 0)
-    assert page.locator("#paper .tok.gap").count() == 7
+    assert page.locator("#text-view .tok.gap").count() == 7
     expect(page.locator("#scrub-at")).to_have_text("step 0 of 5")
     slide(page, "#scrub", 2)
-    assert 0 < page.locator("#paper .tok.made").count() < 7
+    assert 0 < page.locator("#text-view .tok.made").count() < 7
     page.screenshot(path=shots / "replay.png")
     page.locator("#play").click()
     expect(page.locator("#scrub-at")).to_have_text("step 5 of 5")
@@ -63,15 +63,15 @@ def test_blanks_are_filled_and_the_scrubber_replays(visit, shots):
     assert words(page) == done  # the same seed
 
 
-def test_second_thoughts_land_again_and_the_scrubber_shows_the_first(visit, server, shots):
+def test_revised_tokens_land_again_and_the_scrubber_shows_the_first(visit, server, shots):
     page = visit()
-    expect(page.get_by_label("Second thoughts")).to_have_value("4")
-    fill(page, "anna [30] .", steps=10, thoughts=4)
+    expect(page.get_by_label("Revision rounds")).to_have_value("4")
+    fill(page, "anna [30] .", steps=10, revise=4)
     expect(page.locator("#facts")).to_contain_text("30 tokens in 16 steps")
-    assert page.locator("#paper .tok.gap").count() == 0
+    assert page.locator("#text-view .tok.gap").count() == 0
     how = {"temperature": 0.9, "top_p": 0.95, "seed": 0}
     done = words(page)
-    page.screenshot(path=shots / "thoughts.png")
+    page.screenshot(path=shots / "revise.png")
     for revise, step in ((0, 10), (4, 16)):
         body = {"text": "anna [30] .", "steps": 10, "revise": revise} | how
         (text,) = server.post("/v1/fill", body).json["texts"]
@@ -81,17 +81,17 @@ def test_second_thoughts_land_again_and_the_scrubber_shows_the_first(visit, serv
         if not revise:
             assert words(page) != done
     slide(page, "#scrub", 5)
-    assert 0 < page.locator("#paper .tok.gap").count() < 30
-    made = page.locator("#paper .tok.made").first
+    assert 0 < page.locator("#text-view .tok.gap").count() < 30
+    made = page.locator("#text-view .tok.made").first
     made.click()  # a token is taken in hand as it is at the end
     expect(page.locator("#scrub-at")).to_have_text("step 16 of 16")
     assert words(page) == done
 
 
-def test_second_thoughts_are_for_an_order_that_is_known_beforehand(visit):
+def test_revision_is_for_an_order_that_is_known_beforehand(visit):
     page = visit()
     page.get_by_label("Order").first.select_option("confidence")
-    expect(page.get_by_label("Second thoughts")).to_be_disabled()
+    expect(page.get_by_label("Revision rounds")).to_be_disabled()
     page.locator("#prompt").fill("anna [6] .")
     page.locator("#go").click()
     expect(page.locator("#facts")).to_contain_text("6 tokens in 6 steps")
@@ -100,13 +100,13 @@ def test_second_thoughts_are_for_an_order_that_is_known_beforehand(visit):
 
 def test_tokens_land_one_step_after_the_other(visit):
     page = visit(reduced_motion="no-preference")
-    page.get_by_label("Second thoughts").fill("0")
+    page.get_by_label("Revision rounds").fill("0")
     page.locator("#prompt").fill("anna gives [9] .")
     slide(page, "#steps", 9)
     page.locator("#go").click()
     expect(page.locator("#go-label")).to_have_text("Stop")
     reached(page, "#scrub-at", "step [2-5] of 9")
-    assert 0 < page.locator("#paper .tok.gap").count() < 9
+    assert 0 < page.locator("#text-view .tok.gap").count() < 9
     expect(page.locator("#scrub-at")).to_have_text("step 9 of 9")
     expect(page.locator("#go-label")).to_have_text("Fill")
 
@@ -120,7 +120,7 @@ def test_a_text_without_blanks_is_continued(visit):
 def test_locked_tokens_stay_when_the_others_are_resampled(visit, shots):
     page = visit()
     fill(page)
-    made = page.locator("#paper .tok.made")
+    made = page.locator("#text-view .tok.made")
     kept = [made.nth(1).text_content(), made.nth(4).text_content()]
     made.nth(1).click()
     expect(page.locator("#menu")).to_be_visible()
@@ -129,7 +129,7 @@ def test_locked_tokens_stay_when_the_others_are_resampled(visit, shots):
     page.locator("#do-lock").click()
     made.nth(4).focus()
     page.keyboard.press("l")
-    expect(page.locator("#paper .tok.locked")).to_have_count(2)
+    expect(page.locator("#text-view .tok.locked")).to_have_count(2)
     given = words(page)
     page.locator("#resample").click()
     expect(page.locator("#resample")).to_be_enabled()
@@ -142,13 +142,13 @@ def test_locked_tokens_stay_when_the_others_are_resampled(visit, shots):
 def test_one_token_is_erased_resampled_or_chosen(visit):
     page = visit()
     fill(page)
-    made = page.locator("#paper .tok.made")
+    made = page.locator("#text-view .tok.made")
     before = words(page)
     made.nth(2).click()
     page.locator("#do-erase").click()
-    expect(page.locator("#paper .tok.gap")).to_have_count(1)
+    expect(page.locator("#text-view .tok.gap")).to_have_count(1)
     page.locator("#regap").click()
-    expect(page.locator("#paper .tok.gap")).to_have_count(0)
+    expect(page.locator("#text-view .tok.gap")).to_have_count(0)
     expect(page.locator("#facts")).to_contain_text("1 token in 1 step,")
     after = words(page)
     assert sum(a != b for a, b in zip(before, after, strict=True)) <= 1
@@ -168,7 +168,7 @@ def test_one_token_is_erased_resampled_or_chosen(visit):
 def test_the_keyboard_and_a_screen_reader_have_all_of_it(visit):
     page = visit()
     fill(page)
-    first = page.locator("#paper .tok").first
+    first = page.locator("#text-view .tok").first
     first.focus()
     page.keyboard.press("ArrowRight")
     page.keyboard.press("ArrowRight")
@@ -180,8 +180,8 @@ def test_the_keyboard_and_a_screen_reader_have_all_of_it(visit):
     expect(page.get_by_role("dialog")).to_be_hidden()
     assert page.evaluate("() => document.activeElement.getAttribute('aria-label')") == focused
     expect(page.locator("#status")).to_contain_text("Done: anna gives")
-    named = {"Steps": "slider", "Temperature": "slider", "Nucleus": "slider", "Order": "combobox"}
-    for name, role in (named | {"Second thoughts": "spinbutton"}).items():
+    named = {"Steps": "slider", "Temperature": "slider", "Top-p": "slider", "Order": "combobox"}
+    for name, role in (named | {"Revision rounds": "spinbutton"}).items():
         assert page.get_by_role(role, name=name).count() == 1
     unnamed = """() => [...document.querySelectorAll('button, input, select, textarea, canvas')].filter(x =>
         !(x.labels && x.labels.length) && !x.getAttribute('aria-label') && !x.textContent.trim()).map(x => x.id)"""
@@ -233,7 +233,7 @@ def test_a_running_fill_is_stopped_from_the_page(visit, slow):
     slide(page, "#steps", 40)
     page.locator("#go").click()
     expect(page.locator("#go-label")).to_have_text("Stop")
-    expect(page.locator("#paper .tok.made").first).to_be_visible()
+    expect(page.locator("#text-view .tok.made").first).to_be_visible()
     page.keyboard.press("Escape")
     expect(page.locator("#go-label")).to_have_text("Fill")
     expect(page.locator("#status")).to_have_text("Stopped")
@@ -271,7 +271,7 @@ def test_a_narrow_screen_shows_everything(visit, shots, tab):
     page.get_by_role("tab", name=tab).click()
     if tab == "Write":
         fill(page)
-        page.locator("#paper .tok.made").nth(2).tap()
+        page.locator("#text-view .tok.made").nth(2).tap()
         expect(page.locator("#alternatives button")).to_have_count(8)
         page.screenshot(path=shots / "narrow-menu.png")
         page.locator("#menu-close").tap()

@@ -21,12 +21,12 @@ def test_a_picture_is_drawn_painted_over_and_replayed(visit, shots):
     assert pixels(page) != before
     slide(page, "#p-scrub", 6)
     assert pixels(page) == before
-    box = page.locator("#easel").bounding_box()
+    box = page.locator("#canvas").bounding_box()
     page.mouse.move(box["x"] + 10, box["y"] + 10)
     page.mouse.down()
     page.mouse.move(box["x"] + box["width"] / 2 - 10, box["y"] + 10, steps=6)
     page.mouse.up()
-    page.locator("#easel").focus()
+    page.locator("#canvas").focus()
     page.keyboard.press("ArrowRight")
     page.keyboard.press("ArrowDown")
     page.keyboard.press("Space")
@@ -67,7 +67,8 @@ def pixels(page) -> str:
     """What is drawn; a frame may still be on its way, so it is looked at until it stays."""
     seen = []
     until(
-        page, lambda: seen.append(page.locator("#easel").evaluate("(x) => x.toDataURL()")) or seen[-1:] * 2 == seen[-2:]
+        page,
+        lambda: seen.append(page.locator("#canvas").evaluate("(x) => x.toDataURL()")) or seen[-1:] * 2 == seen[-2:],
     )
     return seen[-1]
 
@@ -79,7 +80,8 @@ def test_an_own_picture_is_filled_in(visit, tmp_path):
     page = visit(reduced_motion="no-preference")
     page.get_by_role("tab", name="Pictures").click()
     page.locator("#file").set_input_files(tmp_path / "mine.png")
-    page.locator("#easel").focus()
+    expect(page.locator("#p-hint")).to_have_text("Paint over a part to redraw it.")  # it has been read
+    page.locator("#canvas").focus()
     page.keyboard.press("ArrowRight")
     page.keyboard.press("Space")
     page.locator("#label").focus()

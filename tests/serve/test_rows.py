@@ -3,27 +3,19 @@
 import base64
 import io
 import random
-from types import SimpleNamespace
 
 import numpy as np
 import pytest
 import torch
 from PIL import Image
-from tokenizers import Tokenizer
-from tokenizers.decoders import WordPiece as WordPieceDecoder
-from tokenizers.models import WordPiece
-from tokenizers.pre_tokenizers import Whitespace
 
 import maskless
-from maskless.codec.text import TextCodec
 from maskless.drafts import Drafts
 from maskless.engine import Slots, slots_of
 from maskless.how import How
 from maskless.serve import pictures, texts
 from maskless.serve.host import Host, Limits
-from maskless.serve.requests import CompletionRequest
-from maskless.serve.routes_text import _Completion
-from maskless.serve.rows import Row, advance, batches, begin, due
+from maskless.serve.rows import ActiveSequence, advance, batches, begin, due
 
 TEMPLATES = ["the [3] cat [5] .", "anna gives [6]", "[9] so ben has the red ball .", "first [1] then [2] , [4]"]
 
@@ -41,7 +33,7 @@ def host(request, models, keeping):
 
 
 @pytest.fixture(params=["pictures", "painter"])
-def easel(request, models, keeping):
+def image_host(request, models, keeping):
     return Still(request.param, (models | keeping)[request.param])
 
 
@@ -49,8 +41,8 @@ def backend_of(host):
     return slots_of(host.model.network, int(host.model.config.length))
 
 
-def rows_of(drafts: list[Drafts]) -> list[Row]:
-    return [Row(one, at) for one in drafts for at in range(len(one))]
+def rows_of(drafts: list[Drafts]) -> list[ActiveSequence]:
+    return [ActiveSequence(one, at) for one in drafts for at in range(len(one))]
 
 
 def finish(host, drafts: list[Drafts], late: list[Drafts] = ()) -> None:
@@ -76,6 +68,20 @@ def drawn_by(host, label=None, canvas=None, **how) -> Drafts:
     return pictures.drafts_of(host, canvas or pictures.empty(host), How(**how), label)
 
 
+def check_filled(host, text: str, drafts: Drafts, **how) -> None:
+    """What the server fills is what the library fills."""
+    finish(host, [drafts])
+    own = maskless.fill(host.model, text, **how)
+    assert (drafts.tokens[0].tolist(), drafts.came[0].tolist()) == (own.tokens, own.steps)
+
+
+def check_drawn(host, drafts: Drafts, **how) -> None:
+    """What the server draws of a dog is what the library draws."""
+    finish(host, [drafts])
+    (own,) = maskless.generate(host.model, labels=["dog"], **how)
+    assert drafts.tokens[0, 1:].tolist() == own.tokens.flatten().tolist()
+
+
 @pytest.mark.parametrize("order", ["random", "left", "strands"])
 @pytest.mark.parametrize(
     "how",
@@ -85,11 +91,7 @@ def test_a_row_is_what_the_library_fills(host, order, how):
     how = how | ({"counts": "uniform"} if order == "strands" else {})  # strands settle them
     for seed, text in enumerate(TEMPLATES):
         drafts = drafts_of(host, text, steps=4, seed=seed, order=order, **how)
-        steps = drafts.plan.steps
-        finish(host, [drafts])
-        own = maskless.fill(host.model, text, steps=steps, seed=seed, order=order, **how)
-        assert drafts.tokens.tolist() == [own.tokens]
-        assert drafts.came.tolist() == [own.steps]
+        check_filled(host, text, drafts, steps=drafts.plan.steps, seed=seed, order=order, **how)
 
 
 @pytest.mark.parametrize("revise", [0, 2])
@@ -103,12 +105,12 @@ def test_generated_texts_are_those_of_the_library(host, revise):
     assert drafts.came.tolist() == [text.steps for text in own]
 
 
-def test_second_thoughts_go_on_counting(host):
+def test_revision_continues_the_count_of_steps(host):
     """The draft is that of a row without them; what each round decides again was decided before."""
     how = {"text": "[40]", "steps": 10, "seed": 4}
     draft, drafts = drafts_of(host, **how), drafts_of(host, revise=3, **how)
     finish(host, [draft])
-    backend, row, landed = backend_of(host), Row(drafts, 0), []
+    backend, row, landed = backend_of(host), ActiveSequence(drafts, 0), []
     while not row.done:
         if row.due:
             if row.round == (0, 3):
@@ -172,30 +174,25 @@ def test_probabilities_are_the_networks_own(host):
 
 @pytest.mark.parametrize("order", ["halton", "confidence", "random", "raster"])
 @pytest.mark.parametrize("guidance", [0.0, 2.0])
-def test_pictures_are_those_of_the_library(easel, order, guidance):
-    host = easel
+def test_pictures_are_those_of_the_library(image_host, order, guidance):
+    host = image_host
     for seed in range(3):
         how = {"steps": 5, "seed": seed, "order": order, "guidance": guidance, "top_p": 0.95}
-        drafts = drawn_by(host, "dog", **how)
-        finish(host, [drafts])
-        (own,) = maskless.generate(host.model, labels=["dog"], **how)
-        assert drafts.tokens[0, 1:].tolist() == own.tokens.flatten().tolist()
+        check_drawn(host, drawn_by(host, "dog", **how), **how)
 
 
-def test_a_row_whose_first_steps_are_empty_is_warmed_as_in_the_library(easel):
-    host, empty = easel, 0
+def test_a_row_whose_first_steps_are_empty_is_warmed_as_in_the_library(image_host):
+    host, empty = image_host, 0
     for seed in range(6):
         how = {"steps": 16, "seed": seed, "order": "confidence", "counts": "mdlm", "warmup": 3, "noise": 0.5}
         drafts = drawn_by(host, "dog", **how)
         empty += int(drafts.number[0]) > 0
-        finish(host, [drafts])
-        (own,) = maskless.generate(host.model, labels=["dog"], **how)
-        assert drafts.tokens[0, 1:].tolist() == own.tokens.flatten().tolist()
+        check_drawn(host, drafts, **how)
     assert empty
 
 
-def test_pictures_with_and_without_guidance_share_a_step(easel):
-    host = easel
+def test_pictures_with_and_without_guidance_share_a_step(image_host):
+    host = image_host
 
     def drafts() -> list[Drafts]:
         kinds = [(label, weight, seed) for label in (None, 0, 2) for weight in (0.0, 3.0) for seed in (0, 1)]
@@ -232,7 +229,7 @@ def test_what_was_encoded_is_kept_where_it_stays_valid(models, keeping):
 def test_rows_that_leave_early_leave_nothing_behind(keeping):
     host = Still("ordered", keeping["ordered"])
     backend = backend_of(host)
-    rows = [Row(drafts_of(host, TEMPLATES[seed % 4], steps=3, seed=seed), 0) for seed in range(9)]
+    rows = [ActiveSequence(drafts_of(host, TEMPLATES[seed % 4], steps=3, seed=seed), 0) for seed in range(9)]
     advance(rows, backend)
     assert len(backend.slots.owners) == 9
     there = {(row.drafts, row.at) for row in rows[2:5]}
@@ -254,7 +251,7 @@ def test_a_gap_after_a_space_begins_with_a_space(models):
 
 def test_large_batches_are_cut_to_what_fits(models):
     host = Still("pgm", models["pgm"])
-    rows = [Row(drafts_of(host, text, steps=1), 0) for text in TEMPLATES]
+    rows = [ActiveSequence(drafts_of(host, text, steps=1), 0) for text in TEMPLATES]
     groups = batches(rows, host.vocab, cells=10 * host.vocab)
     assert [row for group in groups for row in group] == rows
     assert all(len(group) == 1 or sum(row.size for row in group) <= 10 for group in groups)
@@ -271,12 +268,12 @@ def test_pieces_read_as_the_text_does(host):
     assert "".join(host.piece(token) for token in tokens) == host.text.decode(tokens)
 
 
-def test_a_frame_shows_what_is_known_and_grey_elsewhere(easel):
+def test_a_frame_shows_what_is_known_and_grey_elsewhere(image_host):
     tokens, known = torch.arange(16).view(4, 4) % 9, torch.rand(4, 4, generator=torch.manual_seed(0)) < 0.4
-    canvas = pictures.empty(easel)
-    shown, whole = (read(pictures.frame(easel, canvas, tokens, some)) for some in (known, torch.ones_like(known)))
+    canvas = pictures.empty(image_host)
+    shown, whole = (read(pictures.frame(image_host, canvas, tokens, some)) for some in (known, torch.ones_like(known)))
     assert (shown == np.where(known, whole, 128)).all()
-    assert (read(pictures.frame(easel, canvas, tokens, torch.zeros_like(known))) == 128).all()
+    assert (read(pictures.frame(image_host, canvas, tokens, torch.zeros_like(known))) == 128).all()
 
 
 def read(image: str) -> np.ndarray:
@@ -300,33 +297,6 @@ def test_what_was_kept_of_a_sent_picture_comes_back(models):
     assert (np.array(answer["came"])[~kept] >= 0).all()
 
 
-def test_a_streamed_completion_shows_no_token_that_lands_while_it_is_read(host):
-    """Two positions are noted as decided after the tokens were read."""
-    completion = _Completion(host, CompletionRequest(prompt="anna", max_tokens=4))
-    drafts = texts.drafts_of(host, completion.gapped, How())
-
-    class Landing:
-        """Tokens as they were before, and then their steps are noted."""
-
-        def __getitem__(self, row: int) -> torch.Tensor:
-            before = drafts.tokens[row].clone()
-            drafts.came[row, completion.gap[:2]] = 0
-            return before
-
-    assert completion.chunk(0, SimpleNamespace(came=drafts.came, tokens=Landing())) is None
-
-
-def test_a_completion_reads_as_it_does_behind_its_prompt():
-    """Pieces of words join what stands before them."""
-    ids = {"[UNK]": 0, "the": 1, "cat": 2, "##s": 3, "on": 4}
-    words = Tokenizer(WordPiece(ids, unk_token="[UNK]"))
-    words.pre_tokenizer, words.decoder = Whitespace(), WordPieceDecoder()
-    host = SimpleNamespace(text=TextCodec(words), name="words", length=9, lead=[])
-    completion = _Completion(host, CompletionRequest(prompt="the cat", max_tokens=3))
-    assert completion._text([1, 2, 3, 4, 2])[0] == "s on cat"
-    assert completion._text([1, 2, 4, 2, 3])[0] == " on cats"
-
-
 @pytest.mark.parametrize(
     "how",
     [
@@ -343,10 +313,7 @@ def test_a_completion_reads_as_it_does_behind_its_prompt():
 def test_a_model_of_chains_writes_as_it_was_trained_here_as_in_the_library(keeping, how):
     host = Still("chain", keeping["chain"])
     for text in TEMPLATES:
-        drafts = drafts_of(host, text, seed=2, **how)
-        finish(host, [drafts])
-        own = maskless.fill(host.model, text, seed=2, **how)
-        assert (drafts.tokens[0].tolist(), drafts.came[0].tolist()) == (own.tokens, own.steps)
+        check_filled(host, text, drafts_of(host, text, seed=2, **how), seed=2, **how)
 
 
 def test_strands_and_confidence_exclude_each_other(keeping):

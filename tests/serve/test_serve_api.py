@@ -74,7 +74,7 @@ def test_each_token_is_told_with_the_step_of_its_own_text(server):
     assert told == came
 
 
-def test_second_thoughts_are_those_of_the_library_and_of_the_stream(server, models):
+def test_revisions_are_those_of_the_library_and_of_the_stream(server, models):
     body = {"text": "anna [16] the ___ .", "steps": 8, "seed": 2, "revise": 3}
     whole = server.post("/v1/fill", body).json
     own = maskless.fill(models["pgm"], "anna [16] the [3] .", steps=8, seed=2, revise=3)
@@ -174,8 +174,7 @@ def test_pictures_are_drawn_filled_and_streamed(server, models):
     (own,) = maskless.generate(models["pictures"], labels=["dog"], guidance=2.0, seed=4, steps=5)
     assert drawn["label"] == "dog"
     assert base64.b64decode(drawn["image"]).startswith(b"\x89PNG")
-    library = maskless.generate(models["pictures"], labels=["dog"], guidance=2.0, seed=4, steps=5)[0]
-    assert drawn["tokens"] == library.tokens.tolist() == own.tokens.tolist()
+    assert drawn["tokens"] == own.tokens.tolist()
     holes = [[None if x > 1 else token for x, token in enumerate(line)] for line in drawn["tokens"]]
     body = {"tokens": holes, "label": 1, "seed": 8, "steps": 4, "frames": True, "stream": True}
     (_, opening), *steps, (_, done) = server.post("/v1/pictures/fill", body).events
@@ -189,7 +188,7 @@ def test_pictures_are_drawn_filled_and_streamed(server, models):
 
 
 def test_the_page_needs_nothing_from_elsewhere(server):
-    names = ["/", "/docs", *(f"/page/{name}" for name in ("app.js", "api.js", "style.css", "easel.js", "write.js"))]
+    names = ["/", "/docs", *(f"/page/{name}" for name in ("app.js", "api.js", "style.css", "pictures.js", "write.js"))]
     for name in names:
         answer = server.get(name)
         assert answer.status == 200

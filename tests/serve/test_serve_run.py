@@ -13,6 +13,7 @@ import urllib.error
 import urllib.request
 
 import pytest
+from waiters import until
 
 from maskless.serve import connection
 from maskless.serve.host import Host, Limits
@@ -27,12 +28,6 @@ def post(url, body):
             return answer.status, answer.read()
     except urllib.error.HTTPError as error:
         return error.code, error.read()
-
-
-def until(happened):
-    deadline = time.monotonic() + 60
-    while not happened() and time.monotonic() < deadline:
-        time.sleep(0.005)
 
 
 @pytest.fixture

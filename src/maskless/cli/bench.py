@@ -28,12 +28,12 @@ bench = typer.Typer()
 CASE: Options = {  # the fields of `Case`; of some of them several numbers
     "model": Option(str, "pgm (default), mdlm or ar."),
     "context": Option(str, "pgm: full (default) or ordered."),
-    "layers": Option(int, "In all. Default: 16."),
-    "encoder": Option(int, "pgm: how many of the layers. Default: half."),
-    "width": Option(int, "Default: 768."),
-    "vocab": Option(int, "Default: 50257."),
+    "layers": Option(int, "Layers in all. Default: 16."),
+    "encoder": Option(int, "pgm: encoder layers. Default: half."),
+    "width": Option(int, "Hidden size. Default: 768."),
+    "vocab": Option(int, "Vocabulary size. Default: 50257."),
     "length": Option(str, "Tokens, or a list: 256,1024. Default: 1024."),
-    "batch": Option(str, "Sequences, or a list: 1,8,32. Default: 32."),
+    "batch": Option(str, "Batch size, or a list: 1,8,32. Default: 32."),
 }
 SAMPLING: Options = CASE | {  # and of `SampleCase`
     "steps": Option(str, "Steps, or a list: 32,128. Default: 128."),
@@ -129,12 +129,8 @@ def _bench(
     sizes = {name: value for name, value in given.items() if name not in LISTS}
     named = None if table is None else _table(kind, table, sizes, lists, against or [])
     if named is None:
-        steps, lengths, batches = (
-            lists.get("steps"),
-            lists.get("length", [kind.length]),
-            lists.get("batch", [kind.batch]),
-        )
-        cases = sweep(kind, sizes, against=against or [], lengths=lengths, batches=batches, steps=steps)
+        lengths, batches = lists.get("length", [kind.length]), lists.get("batch", [kind.batch])
+        cases = sweep(kind, sizes, against=against or [], lengths=lengths, batches=batches, steps=lists.get("steps"))
     else:
         cases = cases_of(named)
     cases = [replace(case, precision=precision) for case in cases]

@@ -25,10 +25,11 @@ def check_places(*paths: Path | None) -> None:
             raise ValueError(f"{path}: {path.parent} is not a folder")
 
 
-def refuse(options: Iterable[str], kind: str, model: str) -> None:
-    """Raise a ValueError about the first of the options, which do not concern this kind of model."""
+def refuse(options: Iterable[str], kind: str) -> None:
+    """Raise a ValueError about the first of the options, which are for models of the other kind."""
+    this = "an image model" if kind == "text" else "a text model"
     for name in options:
-        raise ValueError(f"{flag(name)} is for models of {kind}: this is one of {model}")
+        raise ValueError(f"{flag(name)} is for {kind} models: this is {this}")
 
 
 def flag(field: str) -> str:

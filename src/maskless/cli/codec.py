@@ -16,23 +16,23 @@ from maskless.terminal import say
 
 SIZES: Options = {  # the factor, and fields of `VQConfig`
     "factor": Option(int, "Pixels along a side of a token: 2, 4 (default) or 8."),
-    "codes": Option(int, "How many different tokens. Default: 1024."),
-    "code_width": Option(int, "Numbers in a code. Default: 8."),
-    "width": Option(int, "Of the network, times 32. Default: 128 on CUDA, else 32."),
-    "latent": Option(int, "Channels before the codes. Default: 256 on CUDA, else 64."),
+    "codes": Option(int, "Codebook size. Default: 1024."),
+    "code_width": Option(int, "Code dimension. Default: 8."),
+    "width": Option(int, "Base channels, a multiple of 32. Default: 128 on CUDA, else 32."),
+    "latent": Option(int, "Latent channels. Default: 256 on CUDA, else 64."),
     "blocks": Option(int, "Residual blocks at each resolution. Default: 2."),
 }
 CODEC_TRAINING: Options = {  # fields of `CodecConfig`
     "size": Option(int, "Cut images to squares of so many pixels. Default: as the first is, 64 at most."),
     "minutes": TRAINING["minutes"],
-    "steps": Option(int, "Default: 20,000 on CUDA, else 500."),
-    "batch": Option(int, "Images of a step. Default: 64 on CUDA, else 16."),
-    "learning_rate": Option(float, "Default: 3e-4 on CUDA, else 1e-3.", "--lr"),
+    "steps": Option(int, "Training steps. Default: 20,000 on CUDA, else 500."),
+    "batch": Option(int, "Batch size. Default: 64 on CUDA, else 16."),
+    "learning_rate": Option(float, "Learning rate. Default: 3e-4 on CUDA, else 1e-3.", "--lr"),
     "adversarial": Option(float, "Weight of the adversarial loss; 0: none."),
     "adversarial_start": Option(float, "The share of the run before it begins."),
     "multiscale": Option(float, "Weight of the multi-scale loss."),
-    "revive_after": Option(int, "Put a code elsewhere that so many batches did not use; 0: never."),
-    "flip": Option(bool, "Exchange left and right in half of the images."),
+    "revive_after": Option(int, "Reset a code that so many batches did not use; 0: never."),
+    "flip": Option(bool, "Random horizontal flips."),
 } | {name: TRAINING[name] for name in ("ema", "seed", "evaluate_every", "save_every", "log_every", "keep")}
 
 

@@ -59,7 +59,7 @@ def _before(
 
 
 of_models = (prepare, train, distill, generate, fill, evaluate, fid, convert)
-for command in (*of_models, train_demo, models, demo, reproduce, serve, train_codec):
+for command in (demo, *of_models, train_demo, models, reproduce, serve, train_codec):
     kind = None if command is models else NeedsTorch  # models are listed by their cards alone
     app.command(command.__name__.replace("_", "-"), cls=kind)(command)
 app.add_typer(bench, name="bench", cls=Commands)

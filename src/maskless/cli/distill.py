@@ -12,7 +12,7 @@ from rich.table import Table
 
 from maskless.cli import show
 from maskless.cli.options import JSON, TOKENIZER, Given, Option, Options, with_tables
-from maskless.cli.train import TRAINING, goes_on
+from maskless.cli.train import RESUME, TRAINING, goes_on
 from maskless.files import json_text
 from maskless.terminal import say
 from maskless.train.report import or_unknown
@@ -21,20 +21,20 @@ HOW: Options = {  # fields of `DistillConfig`
     "rounds": Option(int, "Each halves the sampling steps. Default: 3."),
     "teacher_steps": Option(int, "Sampling steps of the first teacher. Default: one for each token."),
     "ratio": Option(int, "Teacher's steps for one of the student. Default: 2."),
-    "loss": Option(str, "kl-backward (default), kl-forward or tv."),
+    "loss": Option(str, "Distillation loss: kl-backward (default), kl-forward or tv."),
     "groups": Option(str, "one (the paper's), or two: both groups teach. Default: two for pgm."),
 }
 OF_THE_MODEL = ("model", "objective", "orders", "weights", "initial", "label_dropout")  # settled by the teacher
 ROUND: Options = {name: option for name, option in TRAINING.items() if name not in OF_THE_MODEL} | {
-    "steps": Option(int, "Default: 10,000.", "--steps-per-round"),
-    "minutes": Option(float, "A time budget.", "--minutes-per-round"),
-    "batch": Option(int, "Sequences of a step, over all processes. Default: 128."),
-    "learning_rate": Option(float, "Default: 3e-4.", "--lr"),
-    "warmup": Option(int, "Steps, in each round."),
-    "decay": Option(str, "constant (default) or cosine, in each round."),
-    "ema": Option(float, "Decay of the averaged weights, which teach the next round."),
+    "steps": Option(int, "Training steps. Default: 10,000.", "--steps-per-round"),
+    "minutes": Option(float, "Time budget.", "--minutes-per-round"),
+    "batch": Option(int, "Global batch size. Default: 128."),
+    "learning_rate": Option(float, "Learning rate. Default: 3e-4.", "--lr"),
+    "warmup": Option(int, "Warm-up steps, in each round."),
+    "decay": Option(str, "Learning-rate schedule in each round: constant (default) or cosine."),
+    "ema": Option(float, "EMA decay; the averaged weights teach the next round."),
     "fsdp": Option(bool, "Shard the student's weights over processes.", "--fsdp"),
-    "keep": Option(int, "Training states that stay on disk, of each round."),
+    "keep": Option(int, "Checkpoints kept on disk, of each round."),
 }
 
 
@@ -46,7 +46,7 @@ def distill(
         str | None, typer.Argument(help="A model folder, a run folder, a hub id, or a released checkpoint file.")
     ] = None,
     data: Annotated[Path | None, typer.Option(help="A prepared folder with the model's vocabulary.")] = None,
-    resume: Annotated[bool, typer.Option("--resume", help="Go on with what is in --out.")] = False,
+    resume: RESUME = False,
     how: Annotated[Given, HOW],
     training: Annotated[Given, ROUND],
     tokenizer: TOKENIZER = None,

@@ -6,6 +6,7 @@ import errno
 import io
 import itertools
 import re
+import shlex
 import sys
 import threading
 from pathlib import Path
@@ -14,8 +15,9 @@ from typing import Any, NoReturn
 from maskless.train.interruption import Interruption
 
 FULL = (errno.ENOSPC, errno.EDQUOT)  # a full disk
-RESUMABLE = {"train": "run.json", "train-codec": "run.json", "distill": "distill.json"}
+RESUMABLE = {"train": "run.json", "train-codec": "run.json", "distill": "distill.json"}  # in --out, once it has begun
 NO_MEMORY = re.compile("out of memory|can't allocate memory|not enough memory", re.IGNORECASE)  # of torch
+KEPT = "what was saved before is still there"
 LOOP = "Symlink loop"  # of Path.resolve, before Python 3.13
 LESS = {  # what takes less memory
     "train": "try a smaller --batch, or --accumulate; ",
@@ -37,7 +39,7 @@ def main() -> None:
         code = 130
     if code == 130:
         exec("")  # forgets a KeyboardInterrupt that an `eval` met: Python would end by the signal, not with this code
-        print(f"interrupted{_way_on(sys.argv[1:])}", file=sys.stderr)
+        print(f"interrupted{_continued(sys.argv[1:])}", file=sys.stderr)
     sys.exit(code if isinstance(code, int) else 0)
 
 
@@ -57,13 +59,13 @@ def _run() -> Any:
             sys.exit(2)
         _fail(error.format_message())  # type: ignore[attr-defined]
     except SafetensorError as error:  # of reading, it is a ValueError by now
-        _fail(f"{error}; what was saved before is still there")
+        _fail(f"{error}; {KEPT}{_continued(sys.argv[1:])}")
     except ValueError as error:
         _fail(str(error))
     except OSError as error:
         if error.errno not in FULL and error.filename is None:
             raise
-        kept = "; what was saved before is still there" if error.errno in FULL else ""
+        kept = f"; {KEPT}{_continued(sys.argv[1:])}" if error.errno in FULL else ""
         _fail(f"{error.strerror}: {error.filename or 'while writing'}{kept}")
     except (MemoryError, RuntimeError) as error:
         if str(error).startswith(LOOP):
@@ -71,17 +73,21 @@ def _run() -> Any:
         if not isinstance(error, MemoryError) and not NO_MEMORY.search(str(error)):
             raise
         said = (str(error) or "no more could be had").splitlines()[0]
-        _fail(f"out of memory: {LESS.get(sys.argv[1], '')}{said}")
+        _fail(f"out of memory: {LESS.get(sys.argv[1], '')}{said}{_continued(sys.argv[1:])}")
     except typer.Abort:
         return 130
 
 
-def _way_on(words: list[str]) -> str:
-    """What to do after an interruption: a run that has begun goes on."""
+def _continued(words: list[str]) -> str:
+    """The command that continues what was stopped: a run that has begun, or a table of the paper."""
+    command = words[:1]
+    if command == ["reproduce"]:  # which does nothing twice
+        return f"; continue with: {shlex.join(['maskless', *words])}"
     values = [word.removeprefix("--out=") for word in words if word.startswith("--out=")]
     values += [value for word, value in itertools.pairwise(words) if word == "--out"]
-    begun = values and words[0] in RESUMABLE and (Path(values[-1]) / RESUMABLE[words[0]]).exists()
-    return "; a training run goes on with --resume" if begun else ""
+    if values and command[0] in RESUMABLE and (Path(values[-1]) / RESUMABLE[command[0]]).exists():
+        return f"; continue with: {shlex.join(['maskless', *command, '--out', values[-1], '--resume'])}"
+    return ""
 
 
 def _fail(message: str) -> NoReturn:

@@ -1,4 +1,4 @@
-"""The commands `evaluate` and `fid`: how good a model of text or of pictures is, and how alike two sets of pictures."""
+"""The commands `evaluate` and `fid`: how good a text or image model is, and how alike two sets of pictures."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ TEXT: Options = {
 } | {name: Option(HOW[name].type, f"Text, genppl. {HOW[name].help}") for name in ("top_k", "top_p", "revise")}
 BOTH: Options = {
     "samples": Option(int, "Text: random splits of a sequence (8). Pictures: how many are drawn (50,000)."),
-    "batch": Option(int, "At once. Text: 32. Pictures: 500 on CUDA, else 25."),
+    "batch": Option(int, "Batch size. Text: 32. Pictures: 500 on CUDA, else 25."),
     "steps": Option(str, "Default 32. Text, genppl: several with commas, 8,16,32."),
     "order": Option(
         str,
@@ -54,7 +54,7 @@ BOTH: Options = {
 }
 PICTURES: Options = {
     "reference": Option(str, "Pictures: real ones, PATH or PATH:train or PATH:valid, or their statistics."),
-    "guidance": Option(str, "Pictures: a weight, or several: 0,1,2,3. Default: 0."),
+    "guidance": Option(str, "Pictures: guidance scale, or several: 0,1,2,3. Default: 0."),
     "schedule": HOW["schedule"],
     **FEATURES,
     **REAL,
@@ -93,7 +93,7 @@ def evaluate(
     check_seed(seed)
     loaded = api.load(model, device=processes().device, tokenizer=tokenizer)
     if loaded.layout != "image":
-        refuse(of_pictures, "pictures", "text")
+        refuse(of_pictures, "image")
         measure(model, loaded, seed, as_json, **both, **text)
         return
     own = ["tokenizer"] * (tokenizer is not None)
@@ -104,8 +104,8 @@ def evaluate(
         measure(model, loaded, seed, as_json, **text)
         return
     if "what" in text:
-        raise ValueError(f"--what {text['what']}: expected leak or nothing, since this is a model of pictures")
-    refuse([*text, *own], "text", "pictures, which are compared with --reference")
+        raise ValueError(f"--what {text['what']}: expected leak or nothing, since this is an image model")
+    refuse([*text, *own], "text")
     evaluate_pictures(loaded, as_json, seed=seed, **both, **of_pictures)
 
 

@@ -1,4 +1,4 @@
-"""What `evaluate` measures of a model of pictures: FID and its companions, against real ones."""
+"""What `evaluate` measures of an image model: FID and its companions, against real ones."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def evaluate_pictures(
 ) -> None:
     """Figures of what a model draws, with each guidance; a process draws its share, the main one shows them."""
     if reference is None or out is None:
-        raise ValueError("this is a model of pictures: expected --reference PATH (real ones) and --out FILE.json")
+        raise ValueError("this is an image model: expected --reference PATH (real ones) and --out FILE.json")
     if steps is not None:
         how["steps"], *more = numbers("steps", steps, int, "8,16,32")
         if more:

@@ -1,4 +1,4 @@
-"""Tables of what `evaluate` measured of a model of text: samples, orders, leaks, gradient variance."""
+"""Tables of what `evaluate` measured of a text model: samples, orders, leaks, gradient variance."""
 
 from __future__ import annotations
 
@@ -53,12 +53,9 @@ SAMPLED = ("Gen-PPL", "Gen-PPL, raw tokens", "entropy", "distinct-1/2/3/4", "lon
 def _cells(point: TextPoint, way: str = "") -> list[str]:
     q = point.quality
     distinct = " / ".join(f"{mean.value:.3f}" for mean in q.distinct.values())
-    repeat, speed = (
-        _number(q.longest_repeat, 1),
-        "" if point.tokens_per_second is None else f"{point.tokens_per_second:,.0f}{way}",
-    )
-    perplexities = [_perplexity(q.retokenised), _perplexity(q.raw)]
-    return [*perplexities, _number(q.entropy), distinct, repeat, _number(q.mauve), speed]
+    speed = "" if point.tokens_per_second is None else f"{point.tokens_per_second:,.0f}{way}"
+    variety = [_number(q.entropy), distinct, _number(q.longest_repeat, 1), _number(q.mauve)]
+    return [_perplexity(q.retokenised), _perplexity(q.raw), *variety, speed]
 
 
 def points(found: list[TextPoint], said: str, to: Path | None) -> None:

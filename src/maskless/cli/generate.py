@@ -114,9 +114,9 @@ def fill(
 def _check_kind(model: Model, text: Given, of_pictures: Given, as_json: bool) -> None:
     """Raise a ValueError about an option that does not concern models of this kind."""
     if model.layout == "image":
-        refuse([*text, *["json"] * as_json], "text", "pictures")
+        refuse([*text, *["json"] * as_json], "text")
     else:
-        refuse([*of_pictures], "pictures", "text")
+        refuse(of_pictures, "image")
 
 
 def _say(text: Text, as_json: bool) -> None:

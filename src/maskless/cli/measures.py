@@ -68,9 +68,7 @@ def measure(
         for one in asked:
             if one in ("bound", "orders", "variance") and not data:
                 also = "" if one == "bound" else f" for --what {one}"
-                raise ValueError(
-                    f"this is a model of text: expected --data DIR (a prepared folder) or a text file{also}"
-                )
+                raise ValueError(f"this is a text model: expected --data DIR (a prepared folder) or a text file{also}")
         split = given.get("split", "valid")
         corpora = [stack.enter_context(open_corpus(source, model, name, split)) for source in data or []]
         results = {}

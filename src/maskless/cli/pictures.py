@@ -56,9 +56,9 @@ def find_codec(name: str) -> ImageCodec:
 
 
 def give_codec(model: Model, name: str) -> None:
-    """Put a codec to a network of pictures that brings none."""
+    """Give a codec to an image model that brings none."""
     if model.layout != "image":
-        raise ValueError("--codec is for models of pictures: this is one of text")
+        raise ValueError("--codec is for image models: this is a text model")
     codec = find_codec(name)
     if not codec.codes < model.config.vocab <= codec.codes + 2:  # codes, the mask, and perhaps BOS
         raise ValueError(f"the codec {name} has {codec.codes} codes, the model a vocabulary of {model.config.vocab}")
@@ -122,7 +122,7 @@ def fill(
     compare: Path | None = None,
     **how: Any,
 ) -> None:
-    """Draw a part of a picture anew: what a mask does not keep, or a box."""
+    """Redraw a part of a picture: what a mask does not keep, or a box."""
     to = check_files(out, compare=compare)
     _check_noise(**how)
     pixels = _read(picture)
@@ -140,7 +140,7 @@ def fill(
         titles = [filled.label] if filled.label else None
         pictures.inpainting(before, torch.from_numpy(mask), drawn, compare, labels=titles)
     count = int((filled.steps >= 0).sum())
-    say(f"{to}: {count} of {filled.steps.numel()} cells drawn anew")
+    say(f"{to}: {count} of {filled.steps.numel()} cells redrawn")
 
 
 def side_of(model: Model) -> int:
@@ -209,7 +209,7 @@ def _in_turn(names: list[str | int], n: int | None) -> list[str | int]:
 
 def _read(path: Path) -> np.ndarray:
     if not path.is_file():
-        raise ValueError(f"{path} is not a file: this is a model of pictures, it fills in the file of one")
+        raise ValueError(f"{path} is not a file: this is an image model, which fills in the file of a picture")
     try:
         return decode(path.read_bytes())
     except ValueError as error:

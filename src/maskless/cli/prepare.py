@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 TEXT: Options = {
     "tokenizer": Option(str, "gpt2, bert, bytes, a hub id, or a file."),
-    "vocab": Option(int, "Train a BPE of this size on the text instead."),
+    "vocab": Option(int, "Train a BPE with this vocabulary size instead."),
     "length": Option(int, "Tokens in a sequence. Default: 256."),
     "layout": Option(str, "packed (default), wrapped (BOS ... EOS) or padded (a document each)."),
     "field": Option(str, "The field of a JSON line with the text. Default: text."),

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
 import shlex
+import sys
 from collections import Counter
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -48,20 +50,14 @@ def reproduce(
 
     maskless reproduce table-6 --scale paper --processes 8 --yes
     """
-    from maskless.bench import machine
     from maskless.bench.case import at_least_1
-    from maskless.paper.tables import DRAWN_BY_HAND, TABLES
     from maskless.paper.tables import table as find
-    from maskless.reproduce import report, run
     from maskless.reproduce.jobs import Options
     from maskless.reproduce.plan import plan, sort_out
     from maskless.reproduce.scale import scale
 
     if table is None:
-        listed = {each.name: f"{each.about} ({len(each.lines)} numbers)" for each in TABLES.values()}
-        listed |= {name: f"{about}: a drawing, nothing to measure" for name, about in DRAWN_BY_HAND.items()}
-        for name, about in listed.items():
-            show.out.print(f"{name:10} {about}", highlight=False, soft_wrap=True)
+        _list()
         return
     at_least_1("processes", processes)
     named, at = find(table), scale(size)
@@ -76,31 +72,48 @@ def reproduce(
     this = plan(named, Options(scale=at, out=folder, processes=processes, features=seen, **given, **how))
     if dry_run:
         _show(this)
-        return
-    if at.is_paper and this.jobs and machine.find_device(None).type == "cpu":
+    else:
+        _make(this, yes)
+
+
+def _list() -> None:
+    """All tables and figures of the paper, by name."""
+    from maskless.paper.tables import DRAWN_BY_HAND, TABLES
+
+    listed = {each.name: f"{each.about} ({len(each.lines)} numbers)" for each in TABLES.values()}
+    listed |= {name: f"{about}: a drawing, nothing to measure" for name, about in DRAWN_BY_HAND.items()}
+    for name, about in listed.items():
+        show.out.print(f"{name:10} {about}", highlight=False, soft_wrap=True)
+
+
+def _make(plan: TablePlan, yes: bool) -> None:
+    """Take all steps of a plan, and show ours beside the paper's."""
+    from maskless.bench import machine
+    from maskless.reproduce import report, run
+
+    if plan.options.scale.is_paper and plan.jobs and machine.find_device(None).type == "cpu":
         raise ValueError("--scale paper: torch sees no GPU here; expected one, or --dry-run")
-    count = iter(range(1, len(this.jobs) + len(this.costs) + 1))
+    count = itertools.count(1)
 
     def on_step(step: TableJob, stands: str) -> None:
         if stands != "done":
-            shown = f"{next(count)}. {step.name}: {shlex.join(step.command)}"
-            show.note(shown)
+            show.note(f"{next(count)}. {step.name}: {shlex.join(step.command)}")
 
-    hours = run.estimate(this, run.child, on_step)
+    hours = run.estimate(plan, run.child, on_step)
     for name, cost in hours.items():
         show.out.print(f"{name}: about {cost:,.0f} GPU hours", highlight=False, soft_wrap=True)
     if hours and not yes:
         total = f"training and distilling take about {sum(hours.values()):,.0f} GPU hours of this kind"
-        raise ValueError(f"{total}, and evaluating comes on top: start it with --yes")
-    outcomes = run.run(this, run.child, on_step)
+        again = shlex.join(["maskless", *sys.argv[1:], "--yes"])
+        raise ValueError(f"{total}, and evaluating comes on top; start it with --yes: {again}")
+    outcomes = run.run(plan, run.child, on_step)
     reasons = [outcome.why_not for outcome in outcomes.values() if outcome.why_not]
     if reasons and len(reasons) == len(outcomes):  # nothing to show: the data cannot be read, say
         raise ValueError(reasons[0])
-    found = list(run.numbers(this, outcomes))
+    found = list(run.numbers(plan, outcomes))
     machines = [outcome.machine for outcome in outcomes.values()]
-    print(report.markdown(this, found, machines), end="")
-    made = report.write(this, found, machines)
-    show.note("written: " + "   ".join(map(str, made)))
+    print(report.markdown(plan, found, machines), end="")
+    show.note("written: " + "   ".join(map(str, report.write(plan, found, machines))))
     if reasons:
         raise typer.Exit(1)
 
@@ -110,10 +123,9 @@ def _show(plan: TablePlan) -> None:
     from maskless.reproduce.run import standing
 
     show.out.print(f"{plan.table.name}: {plan.table.about}, scale {plan.options.scale.name}", soft_wrap=True)
-    words = {"done": "done", "begun": "goes on", "": "to do"}
+    words = {"done": "done", "begun": "resumes", "": "to do"}
     for step in plan.jobs.values():
-        shown = f"{words[standing(plan, step)]:8} {shlex.join(step.command)}"
-        say(shown)
+        say(f"{words[standing(plan, step)]:8} {shlex.join(step.command)}")
     missing = Counter(entry.why_not for entry in plan.entries if entry.why_not)
     show.out.print(f"{len(plan.entries) - missing.total()} numbers", highlight=False)
     for reason, number in missing.items():

@@ -17,14 +17,14 @@ def serve(
         str | None,
         typer.Argument(help="A run or model folder, a hub id, or a released file. Default: the shipped models."),
     ] = None,
-    mdlm: Annotated[str | None, typer.Option(help="A second model of text, to race against the first.")] = None,
-    pictures: Annotated[str | None, typer.Option(help="A model of pictures.")] = None,
+    mdlm: Annotated[str | None, typer.Option(help="A second text model, to race against the first.")] = None,
+    pictures: Annotated[str | None, typer.Option(help="An image model.")] = None,
     host: Annotated[str, typer.Option(help="0.0.0.0 lets other machines in: give an --api-key then.")] = "127.0.0.1",
     port: Annotated[int, typer.Option(help="0: any that is free.")] = 8000,
     api_key: Annotated[
         str | None, typer.Option(envvar="MASKLESS_API_KEY", help="What requests must bring as a bearer token.")
     ] = None,
-    queue: Annotated[int, typer.Option(help="Requests that may wait for a place.")] = 64,
+    queue: Annotated[int, typer.Option(help="Requests that may wait for a slot.")] = 64,
     batch: Annotated[int, typer.Option(help="Texts that are computed together; 1: one after the other.")] = 64,
     max_length: Annotated[int, typer.Option(help="Tokens of a text; at most the model's context.")] = 4096,
     max_steps: Annotated[int, typer.Option(help="Steps of a request.")] = 1024,

@@ -1,4 +1,4 @@
-"""The command `train`: a model of your own text or pictures."""
+"""The command `train`: a model from your own text or pictures."""
 
 from __future__ import annotations
 
@@ -15,33 +15,33 @@ TRAINING: Options = {  # the fields of `TrainConfig`
     "model": Option(str, "pgm (default), mdlm, mdlm-complementary, ar; pictures: maskgit."),
     "objective": Option(str, "pgm: chain (default), or partition (two groups, as in the paper)."),
     "orders": Option(str, "Chain: shares of orders (also left). Default: random=25,strands=50,gaps=25."),
-    "weights": Option(str, "Loss weights: bounded (default), released, exact; pictures: arccos."),
-    "steps": Option(int, "Default: as many as suit the text."),
-    "minutes": Option(float, "A time budget."),
-    "batch": Option(int, "Sequences of a step, over all processes."),
-    "accumulate": Option(int, "Pieces of a process's share of a step."),
-    "learning_rate": Option(float, "Default: 1e-3 on CUDA, else 2e-3.", "--lr"),
-    "initial": Option(str, "First weights: open (default) or released."),
-    "warmup": Option(int, "Steps. Default: a twentieth; 100 with --minutes."),
-    "decay": Option(str, "constant or cosine."),
-    "clip": Option(float, "Gradients are clipped to this norm. Default: 1."),
-    "ema": Option(float, "Decay of the averaged weights."),
-    "label_dropout": Option(float, "Pictures: the share of labels that are hidden, for guidance. Default: 0.1."),
-    "seed": Option(int, "Default: 0."),
-    "compile": Option(bool, "By default on CUDA."),
+    "weights": Option(str, "Loss weighting: bounded (default), released, exact; pictures: arccos."),
+    "steps": Option(int, "Training steps. Default: as many as suit the text."),
+    "minutes": Option(float, "Time budget."),
+    "batch": Option(int, "Global batch size: sequences of a step, over all processes."),
+    "accumulate": Option(int, "Gradient accumulation steps."),
+    "learning_rate": Option(float, "Learning rate. Default: 1e-3 on CUDA, else 2e-3.", "--lr"),
+    "initial": Option(str, "Initialisation: open (default) or released."),
+    "warmup": Option(int, "Warm-up steps. Default: a twentieth of the run; 100 with --minutes."),
+    "decay": Option(str, "Learning-rate schedule: constant or cosine."),
+    "clip": Option(float, "Gradient clipping norm. Default: 1."),
+    "ema": Option(float, "EMA decay."),
+    "label_dropout": Option(float, "Pictures: label dropout, for guidance. Default: 0.1."),
+    "seed": Option(int, "Random seed. Default: 0."),
+    "compile": Option(bool, "torch.compile; by default on CUDA."),
     "fsdp": Option(bool, "Shard the weights over processes.", "--fsdp"),
     "evaluate_every": EVERY,
     "sample_every": Option(int, "Steps between live samples; 0: none."),
     "save_every": EVERY,
-    "log_every": Option(int, "Default: 10."),
-    "keep": Option(int, "Training states that stay on disk. Default: 2."),
+    "log_every": Option(int, "Steps between log lines. Default: 10."),
+    "keep": Option(int, "Checkpoints kept on disk. Default: 2."),
     "tracker": Option(str, "tensorboard (default), wandb, ... or none."),
 }
 NETWORK: Options = {  # keywords of `network_config` and `image_network_config`
-    "width": Option(int, "Of the network. Default: 512 on CUDA, else 128."),
-    "layers": Option(int, "In all; pgm has half of them in its encoder."),
-    "encoder": Option(int, "pgm: how many of the layers."),
-    "dropout": Option(float, "Default: 0.1."),
+    "width": Option(int, "Hidden size. Default: 512 on CUDA, else 128."),
+    "layers": Option(int, "Layers in all; pgm has half of them in its encoder."),
+    "encoder": Option(int, "pgm: encoder layers."),
+    "dropout": Option(float, "Dropout rate. Default: 0.1."),
     "context": Option(str, "pgm with two groups: full, or ordered (can be cached, as a chain always is)."),
     "queries": Option(str, "pgm: position (default), mean or logsumexp."),
     "swap": Option(str, "pgm: gated (default of a chain), released (of two groups) or residual."),
@@ -54,7 +54,7 @@ DATA: Options = {  # fields of `Request`
     "tokenizer": Option(str, "With --text: gpt2, bert, bytes, or a file."),
     "length": Option(int, "With --text: tokens in a sequence."),
 }
-RESUME = Annotated[bool, typer.Option("--resume", help="Go on with the run in --out.")]
+RESUME = Annotated[bool, typer.Option("--resume", help="Resume the run in --out.")]
 
 
 @with_tables

@@ -1,8 +1,8 @@
 """The batcher: one thread that owns a network and steps the rows that are under way; rows join and leave between calls.
 
-A job is a request: some rows, who wants to know, and until when. Jobs share the seats whatever the number of their rows
-(shares.py): a row may have to stand up for one of another job, and goes on later where it was. Where the rows that sit
-are too much for one call, the calls are shared in the same way. A job that is cancelled or late leaves before the next.
+A job is a request: some rows, who wants to know, and until when. Jobs share the slots whatever the number of their rows
+(shares.py): a row may lose its slot to one of another job, and resumes later where it was. Where the rows in slots are
+too many for one call, the calls are shared in the same way. A job that is cancelled or late leaves before the next.
 """
 
 from __future__ import annotations
@@ -19,9 +19,9 @@ from maskless.drafts import Drafts, Step
 from maskless.engine import Slots
 from maskless.nn import device_of
 from maskless.sampling import Plain, cells_of
-from maskless.serve.rows import Row, advance, batches, begin, due
+from maskless.serve.fair_share import FairShare
+from maskless.serve.rows import ActiveSequence, advance, batches, begin, due
 from maskless.serve.shares import shares
-from maskless.serve.turns import Turns
 
 log = logging.getLogger("maskless.serve")
 
@@ -77,18 +77,8 @@ class Counts:
     failed: int = 0
 
 
-@dataclass(eq=False)
-class _Seat:
-    job: Job
-    number: int
-
-    @property
-    def row(self) -> Row:
-        return Row(self.job.drafts, self.number)
-
-
 class Batcher:
-    """Steps rows of one network, at most `batch` at a time; at most `queue` jobs have rows without a seat."""
+    """Steps rows of one network, at most `batch` at a time; at most `queue` jobs have rows without a slot."""
 
     def __init__(
         self,
@@ -98,15 +88,15 @@ class Batcher:
         *,
         batch: int = 64,
         queue: int = 64,
-        turns: Turns | None = None,
+        share: FairShare | None = None,
     ):
         self.name, self.backend, self.vocab = name, backend, vocab
         self.cells = cells_of(device_of(backend.network))
-        self.turns = turns or Turns()  # shared by the models of a server
+        self.share = share or FairShare()  # shared by the models of a server
         self.batch, self.queue = batch, queue
         self.counts = Counts()
         self.jobs: list[Job] = []  # that are not done, in the order in which they came
-        self.seats: list[_Seat] = []
+        self.slots: dict[Job, list[ActiveSequence]] = {}  # rows that have one; replaced whole: others read it
         self.stepped, self.began = 0, False  # calls that were steps, and whether the last one was another
         self.changed = threading.Condition()
         self.closing = False
@@ -119,8 +109,7 @@ class Batcher:
             if self.closing:
                 raise BusyError("the server is stopping")
             if self._waiting >= self.queue:
-                seated = self._seated
-                self._tell([job for job in self.jobs if job.gone and not seated[job]])
+                self._tell([job for job in self.jobs if job.gone and job not in self.slots])
             if (waiting := self._waiting) >= self.queue:
                 self.counts.refused += 1
                 raise BusyError(f"the queue is full: {waiting} requests wait already, try again in a moment")
@@ -140,62 +129,57 @@ class Batcher:
 
     @property
     def active(self) -> int:
-        return len(self.seats)
+        return sum(map(len, self.slots.values()))
 
     @property
     def pending(self) -> list[Job]:
-        """Jobs with rows that have no seat."""
-        seated = self._seated
-        return [job for job in self.jobs if job.finished + seated[job] < len(job.drafts)]
-
-    @property
-    def _seated(self) -> Counter[Job]:
-        return Counter(seat.job for seat in self.seats)
+        """Jobs with rows that have no slot."""
+        return [job for job in self.jobs if job.finished + len(self.slots.get(job, ())) < len(job.drafts)]
 
     @property
     def _waiting(self) -> int:
-        """Jobs that will find no seat before the next step."""
-        return len(self.pending) - (self.batch - len(self.seats))
+        """Jobs that will find no slot before the next step."""
+        return len(self.pending) - (self.batch - self.active)
 
     def _work(self) -> None:
         while self._ready():
             try:
                 self._keep()
                 self._call()
-                if not self.seats:
+                if not self.slots:
                     self._keep()
             except Exception as error:  # whatever it was, nobody waits for ever
                 log.exception("the batcher failed")
-                self._fail({seat.job for seat in self.seats}, error)
-        self.turns.leave(self.name)
+                self._fail(set(self.slots), error)
+        self.share.leave(self.name)
         for job in self.jobs:
             job.on_end(BusyError("the server is stopping"))
-        self.seats, self.jobs = [], []
+        self.slots, self.jobs = {}, []
 
     def _keep(self) -> None:
-        """All rows without a seat have left, and what was encoded of those that are due has changed."""
+        """All rows without a slot have left, and what was encoded of those that are due has changed."""
         if isinstance(self.backend, Slots):
-            self.backend.keep({(seat.job.drafts, seat.number) for seat in self.seats if not seat.row.due})
+            self.backend.keep({(row.drafts, row.at) for rows in self.slots.values() for row in rows if not row.due})
 
     def _ready(self) -> bool:
-        """Wait for work, see who leaves and who sits down; false when there is to be no more."""
+        """Wait for work, see who leaves and who gets a slot; false when there is to be no more."""
         with self.changed:
             if not self.jobs:
-                self.turns.leave(self.name)
+                self.share.leave(self.name)
             self.changed.wait_for(lambda: self.jobs or self.closing)
             self._leave()
-            self._sit()
+            self._assign()
             return not self.closing
 
     def _leave(self) -> None:
-        """Free the seats of jobs that were cancelled or are late, and forget those that wait."""
+        """Free the slots of jobs that were cancelled or are late, and forget those that wait."""
         gone = [job for job in self.jobs if job.gone]
         if gone:
-            self.seats = [seat for seat in self.seats if seat.job not in gone]
+            self.slots = {job: rows for job, rows in self.slots.items() if job not in gone}
             self._tell(gone)
 
     def _tell(self, gone: list[Job]) -> None:
-        """Jobs that have no seat any more wait no longer."""
+        """Jobs that have no slot any more wait no longer."""
         for job in gone:
             if job.late:
                 self.counts.late += 1
@@ -204,18 +188,19 @@ class Batcher:
                 self.counts.cancelled += 1
         self.jobs = [job for job in self.jobs if job not in gone]
 
-    def _sit(self) -> None:
-        """Deal out the seats. The first rows of a job that are not done have its seats, so few change theirs."""
+    def _assign(self) -> None:
+        """Deal out the slots. The first rows of a job that are not done have its slots, so few change theirs."""
         wanted = [len(job.drafts) - job.finished for job in self.jobs]
         given = shares(wanted, [job.calls for job in self.jobs], self.batch)
-        seats: list[_Seat] = []
-        for job, places in zip(self.jobs, given, strict=True):
-            left = (number for number, done in enumerate(job.drafts.done.tolist()) if not done)
-            seats += [_Seat(job, number) for number in islice(left, places)]
-        self.seats = seats
+        slots = {}
+        for job, some in zip(self.jobs, given, strict=True):
+            rows = (ActiveSequence(job.drafts, at) for at in range(len(job.drafts)))
+            if some:
+                slots[job] = list(islice((row for row in rows if not row.done), some))
+        self.slots = slots
 
     def _call(self) -> None:
-        """One call: a step of as many rows as fit or, by turns where there are both, rows that begin a round."""
+        """One call: a step of as many rows as fit or, alternately where there are both, rows that begin a round."""
         rows = self._order()
         ready, waiting = [row for row in rows if not row.due], due(rows, self.vocab, self.cells)
         self.began = bool(waiting) and not (ready and self.began)
@@ -225,27 +210,26 @@ class Batcher:
             self.stepped += 1
             self._step(batches(ready, self.vocab, self.cells)[0], advance)
 
-    def _order(self) -> list[Row]:
-        """The rows that sit, as they come next. By turns: one of the job that came first, and one of the job that will
-        have had least; so a short request has a part in nearly every call, however much the others ask for."""
-        of: dict[Job, list[Row]] = {}
-        for seat in sorted(self.seats, key=lambda seat: seat.row.number):
-            of.setdefault(seat.job, []).append(seat.row)
-        jobs = [job for job in self.jobs if job in of]
-        first = [row for job in jobs for row in of[job]]
-        rounds = zip_longest(*(of[job] for job in sorted(jobs, key=lambda job: job.targets + of[job][0].size)))
+    def _order(self) -> list[ActiveSequence]:
+        """The rows in slots, as they come next: alternately one of the job that came first and one of the job that will
+        have had least. So a short request has a part in nearly every call, however much the others ask for."""
+        of = {job: sorted(rows, key=lambda row: row.number) for job, rows in self.slots.items()}
+        first = [row for rows in of.values() for row in rows]
+        rounds = zip_longest(*(of[job] for job in sorted(of, key=lambda job: job.targets + of[job][0].size)))
         least = [row for one in rounds for row in one if row is not None]
         orders = (first, least) if self.stepped % 2 else (least, first)  # both begin: a row may fill a call alone
         return list(dict.fromkeys(row for both in zip(*orders, strict=True) for row in both))
 
-    def _step(self, group: list[Row], take: Callable[[list[Row], Plain], dict[Drafts, list[Step]]]) -> None:
+    def _step(
+        self, group: list[ActiveSequence], take: Callable[[list[ActiveSequence], Plain], dict[Drafts, list[Step]]]
+    ) -> None:
         """Take a step of these rows; it lands something in each of them, or nothing in any."""
         of = {job.drafts: job for job in self.jobs}
         jobs: Counter[Job] = Counter()
         for row in group:
             jobs[of[row.drafts]] += row.size
         try:
-            with self.turns.turn(self.name):
+            with self.share.turn(self.name):
                 begin = time.perf_counter()
                 landed = take(group, self.backend)
                 self.counts.seconds += time.perf_counter() - begin
@@ -264,13 +248,13 @@ class Batcher:
         self.counts.steps += 1
         self.counts.rows += len(group)
         self.counts.tokens += sum(len(one.tokens) for steps in landed.values() for one in steps)
-        self.seats = [seat for seat in self.seats if not seat.row.done]
-        for drafts, steps in landed.items():
-            job = of[drafts]
-            job.finished = int(drafts.done.sum())
-            if job.on_step is not None:
-                job.on_step(steps)
-            if job.finished == len(drafts):
+        self.slots = {job: left for job, rows in self.slots.items() if (left := [row for row in rows if not row.done])}
+        for row in group:
+            of[row.drafts].finished += row.done
+        for job in jobs:
+            if job.on_step is not None and job.drafts in landed:
+                job.on_step(landed[job.drafts])
+            if job.finished == len(job.drafts):
                 with self.changed:
                     self.jobs.remove(job)
                 job.on_end(None)
@@ -278,6 +262,6 @@ class Batcher:
     def _fail(self, jobs: set[Job], error: Exception) -> None:
         with self.changed:
             self.jobs = [job for job in self.jobs if job not in jobs]
-            self.seats = [seat for seat in self.seats if seat.job not in jobs]
+            self.slots = {job: rows for job, rows in self.slots.items() if job not in jobs}
         for job in jobs:
             job.on_end(error)

@@ -6,6 +6,7 @@ Plain ASGI, so that streams pass through untouched.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import hmac
 import json
 import re
@@ -34,6 +35,8 @@ HEADERS = {
     "cross-origin-resource-policy": "same-origin",
     "permissions-policy": "camera=(), microphone=(), geolocation=()",
 }
+CLOSE = (b"connection", b"close")
+MORE = {401: (b"www-authenticate", b"Bearer"), 503: (b"retry-after", b"1"), 408: CLOSE, 413: CLOSE}  # of a refusal
 LOOPBACK = {"127.0.0.1", "localhost", "::1"}
 PATIENCE = 10.0  # seconds in which a request's body has to arrive
 LISTS = 1 << 13  # lists and objects of a body: to read half a million empty ones takes a second
@@ -125,10 +128,9 @@ class Guard:
         body = bytearray()
         deadline = time.monotonic() + PATIENCE
         while True:
-            try:
-                message = await asyncio.wait_for(receive(), max(0.0, deadline - time.monotonic()))
-            except TimeoutError:
-                raise RefusedError(408, f"the request did not arrive within {PATIENCE:.0f} seconds") from None
+            message = await _received(receive, deadline)
+            if message is None:
+                raise RefusedError(408, f"the request did not arrive within {PATIENCE:.0f} seconds")
             if message["type"] == "http.disconnect":
                 break
             body += message.get("body", b"")
@@ -160,27 +162,27 @@ def _lists(body: bytearray) -> int:
     return bare.count(b"[") + bare.count(b"{")
 
 
+async def _received(receive: Receive, deadline: float) -> Message | None:
+    """The next message, or None where it does not come in time."""
+    with contextlib.suppress(TimeoutError):
+        return await asyncio.wait_for(receive(), max(0.0, deadline - time.monotonic()))
+    return None
+
+
 async def _drain(receive: Receive) -> None:
     """Read on for a while and forget it: a client that is still sending would not see why it is refused."""
     size, deadline = 0, time.monotonic() + DRAINING
     while size < DRAINED:
-        try:
-            message = await asyncio.wait_for(receive(), max(0.0, deadline - time.monotonic()))
-        except TimeoutError:
+        message = await _received(receive, deadline)
+        if message is None or message["type"] == "http.disconnect" or not message.get("more_body", False):
             return
         size += len(message.get("body", b""))
-        if message["type"] == "http.disconnect" or not message.get("more_body", False):
-            return
 
 
 async def _refuse(refusal: RefusedError, send: Send) -> None:
     body = json.dumps(problem(refusal.message, refusal.status)).encode()
     headers = [(b"content-type", b"application/json"), (b"content-length", str(len(body)).encode())]
-    if refusal.status == 401:
-        headers.append((b"www-authenticate", b"Bearer"))
-    if refusal.status == 503:
-        headers.append((b"retry-after", b"1"))
-    if refusal.status in (408, 413):
-        headers.append((b"connection", b"close"))
+    if refusal.status in MORE:
+        headers.append(MORE[refusal.status])
     await send({"type": "http.response.start", "status": refusal.status, "headers": headers})
     await send({"type": "http.response.body", "body": body})

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from functools import cached_property
+from itertools import chain, count
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +18,7 @@ from maskless.how import How
 from maskless.images import grid_of
 from maskless.nn.causal import CausalTransformer
 from maskless.serve.batcher import Batcher
-from maskless.serve.turns import Turns
+from maskless.serve.fair_share import FairShare
 
 FILES = 256  # descriptors that connections leave free: for files, and for what is accepted before it is refused
 NAMES = {"partition": "PGM", "masked": "MDLM", "causal": "AR", "maskgit": "MaskGIT"}
@@ -31,7 +32,7 @@ class Limits:
     steps: int = 1024
     rows: int = 16  # texts of a request
     batch: int = 64  # rows that are computed together
-    queue: int = 64  # requests that wait for a place
+    queue: int = 64  # requests that wait for a slot
     seconds: float = 60.0  # from a request's arrival to its end
     body: int = 1 << 20  # bytes of a request
 
@@ -61,13 +62,13 @@ def _descriptors() -> int:
 class Host:
     """A model that answers requests under a name of its own."""
 
-    def __init__(self, name: str, model: Model, limits: Limits, turns: Turns | None = None):
+    def __init__(self, name: str, model: Model, limits: Limits, share: FairShare | None = None):
         self.name, self.model, self.limits = name, model.eval(), limits
         if model.codec is None:
             raise ValueError(f"the model {name} brings no tokenizer or codec: convert it with one first")
         backend = slots_of(model.network, int(model.config.length))
         batch = min(limits.batch, backend.room) if isinstance(backend, Slots) else limits.batch
-        self.batcher = Batcher(name, backend, self.vocab, batch=batch, queue=limits.queue, turns=turns)
+        self.batcher = Batcher(name, backend, self.vocab, batch=batch, queue=limits.queue, share=share)
 
     @property
     def pictures(self) -> bool:
@@ -84,13 +85,13 @@ class Host:
     @property
     def text(self) -> TextCodec:
         if not isinstance(self.model.codec, TextCodec):
-            raise ValueError(f"{self.name} is a model of pictures: expected one of text")
+            raise ValueError(f"{self.name} is an image model: expected a text model")
         return self.model.codec
 
     @property
     def codec(self) -> ImageCodec:
         if self.model.codec is None or isinstance(self.model.codec, TextCodec):
-            raise ValueError(f"{self.name} is a model of text: expected one of pictures")
+            raise ValueError(f"{self.name} is a text model: expected an image model")
         return self.model.codec
 
     @property
@@ -126,8 +127,7 @@ class Host:
 
     def piece(self, token: int) -> str:
         """How a token looks between its neighbours: pieces side by side read as the text does."""
-        text = self._pieces[token] if 0 <= token < len(self._pieces) else ""
-        return text
+        return self._pieces[token] if 0 <= token < len(self._pieces) else ""
 
     @cached_property
     def _pieces(self) -> list[str]:
@@ -163,8 +163,5 @@ def name_of(source: str, taken: set[str]) -> str:
     """A short name for a model: the last part of where it comes from, with a number where two would be alike."""
     path = Path(source)
     name = path.stem if path.is_file() else path.name or "model"
-    number = 2
-    unique = name
-    while unique in taken:
-        unique, number = f"{name}-{number}", number + 1
-    return unique
+    numbered = (f"{name}-{number}" for number in count(2))
+    return next(one for one in chain([name], numbered) if one not in taken)

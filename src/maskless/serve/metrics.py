@@ -60,15 +60,10 @@ def _hosts(hosts: list[Host]) -> list[str]:
     figures = (
         ("tokens_total", "counter", "Tokens decided.", lambda b: b.counts.tokens),
         ("steps_total", "counter", "Calls of the network.", lambda b: b.counts.steps),
-        (
-            "batched_rows_total",
-            "counter",
-            "Rows in all calls of the network.",
-            lambda b: b.counts.rows,
-        ),
+        ("batched_rows_total", "counter", "Rows in all calls of the network.", lambda b: b.counts.rows),
         ("step_seconds_total", "counter", "Time spent in steps.", lambda b: round(b.counts.seconds, 6)),
         ("active_rows", "gauge", "Rows under way.", lambda b: b.active),
-        ("waiting_requests", "gauge", "Requests that wait for a place.", lambda b: len(b.pending)),
+        ("waiting_requests", "gauge", "Requests that wait for a slot.", lambda b: len(b.pending)),
         ("cancelled_total", "counter", "Requests whose client left.", lambda b: b.counts.cancelled),
         ("refused_total", "counter", "Requests refused because the queue was full.", lambda b: b.counts.refused),
         ("late_total", "counter", "Requests not done within the time limit.", lambda b: b.counts.late),

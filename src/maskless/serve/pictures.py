@@ -51,7 +51,7 @@ def empty(host: Host) -> Canvas:
 
 
 def from_cells(host: Host, tokens: Sequence[Sequence[int | None]]) -> Canvas:
-    """Tokens of the grid, row by row, with null for what is to be drawn anew."""
+    """Tokens of the grid, row by row, with null for what is to be redrawn."""
     (h, w), codes = grid_of(host.model), host.codec.codes
     if len(tokens) != h or any(len(line) != w for line in tokens):
         raise ValueError(f"tokens: expected {h} rows of {w}, as the model's grid has")
@@ -63,19 +63,19 @@ def from_cells(host: Host, tokens: Sequence[Sequence[int | None]]) -> Canvas:
 
 
 def from_image(host: Host, image: str, mask: Sequence[Sequence[bool]]) -> Canvas:
-    """A picture as base64 of a PNG or JPEG file, and a mask of cells or pixels that are drawn anew."""
+    """A picture as base64 of a PNG or JPEG file, and a mask of cells or pixels that are redrawn."""
     (h, w), codec = grid_of(host.model), host.codec
     H, W = h * codec.factor, w * codec.factor
     if h != w:
         raise ValueError(f"{host.name} draws {w} x {h} cells: pictures can be sent to models of squares only")
     if len({len(line) for line in mask}) != 1 or (len(mask), len(mask[0])) not in ((h, w), (H, W)):
         raise ValueError(f"mask: expected {h} rows of {w} cells, or {H} rows of {W} pixels")
-    anew = np.array(mask, dtype=bool)
+    redrawn = np.array(mask, dtype=bool)
     pixels = fit(read_image(image), H, channels=codec.channels)
-    cells = anew.reshape(h, anew.shape[0] // h, w, anew.shape[1] // w).any((1, 3))
+    cells = redrawn.reshape(h, redrawn.shape[0] // h, w, redrawn.shape[1] // w).any((1, 3))
     with torch.no_grad():
         tokens = codec.encode(to_images(pixels[None]))[0].cpu()
-    kept = ~anew.repeat(H // anew.shape[0], 0).repeat(W // anew.shape[1], 1)
+    kept = ~redrawn.repeat(H // redrawn.shape[0], 0).repeat(W // redrawn.shape[1], 1)
     return Canvas(tokens, torch.from_numpy(~cells), pixels, kept)
 
 

@@ -103,7 +103,7 @@ class FillRequest(TextSampling):
 
 
 class AlternativesRequest(StrictBody):
-    """What else could stand at a position, given all other tokens."""
+    """Alternatives at a position, given all other tokens."""
 
     model_config = ConfigDict(json_schema_extra={"examples": [{"tokens": [5, None, 7], "position": 1}]})
     tokens: Annotated[Tokens, Field(min_length=1, max_length=1 << 16)]
@@ -145,7 +145,7 @@ class PictureRequest(PictureSampling):
 
 
 class PictureFillRequest(PictureSampling):
-    """A picture of which a part is drawn anew: its tokens with null there, or a file and a mask."""
+    """A picture of which a part is redrawn: its tokens with null there, or a file and a mask."""
 
     model_config = ConfigDict(json_schema_extra={"examples": [{"tokens": [[None, 3], [1, None]], "seed": 0}]})
     tokens: Annotated[
@@ -157,7 +157,7 @@ class PictureFillRequest(PictureSampling):
     ] = None
     mask: Annotated[
         Annotated[list[Annotated[list[bool], Field(max_length=4096, fail_fast=True)]], Field(fail_fast=True)] | None,
-        Field(min_length=1, max_length=4096, description="With image: which cells, or pixels, are drawn anew."),
+        Field(min_length=1, max_length=4096, description="With image: which cells, or pixels, are redrawn."),
     ] = None
 
     @model_validator(mode="after")
@@ -185,7 +185,7 @@ class FilledText(BaseModel):
     pieces: list[str]
     came: Annotated[list[int], Field(description="The last step that decided each token, -1 where it was given.")]
     probabilities: Annotated[
-        list[float | None], Field(description="Of each decided token under the model, before temperature and nucleus.")
+        list[float | None], Field(description="Of each decided token under the model, before temperature and top-p.")
     ]
 
 

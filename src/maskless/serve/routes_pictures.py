@@ -1,4 +1,4 @@
-"""The endpoints for pictures: draw one of a class, or a part of one anew."""
+"""The endpoints for pictures: draw one of a class, or redraw a part of one."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from maskless.serve.host import Host
 from maskless.serve.requests import PictureAnswer, PictureFillRequest, PictureRequest, PictureSampling
 from maskless.serve.routes_text import STREAMS
 from maskless.serve.state import State, how_of, wants_stream
-from maskless.serve.waiting import Steps, event
+from maskless.serve.tickets import Steps, event
 
 
 def picture_routes(state: State) -> APIRouter:
@@ -50,7 +50,7 @@ def picture_routes(state: State) -> APIRouter:
         host = state.host(body.model, pictures=True)
         return await run(request, host, pictures.empty(host), body)
 
-    @router.post("/v1/pictures/fill", response_model=PictureAnswer, responses=STREAMS, summary="Draw a part anew")
+    @router.post("/v1/pictures/fill", response_model=PictureAnswer, responses=STREAMS, summary="Redraw a part")
     async def fill(request: Request, body: PictureFillRequest) -> Any:
         host = state.host(body.model, pictures=True)
         if body.tokens is not None:

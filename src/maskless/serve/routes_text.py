@@ -29,7 +29,7 @@ from maskless.serve.requests import (
     TextSampling,
 )
 from maskless.serve.state import State, how_of, wants_stream
-from maskless.serve.waiting import Steps, event
+from maskless.serve.tickets import Steps, event
 
 STREAMS: dict[int | str, dict[str, Any]] = {
     200: {"content": {"text/event-stream": {"schema": {"type": "string"}}}, "description": "The answer, or its steps."}
@@ -55,11 +55,7 @@ def text_routes(state: State) -> APIRouter:
             gapped = texts.from_tokens(host, body.tokens or [], body.spaced)
         return await _filled(state, request, host, gapped, body)
 
-    @router.post(
-        "/v1/alternatives",
-        response_model=AlternativesAnswer,
-        summary="What else could stand at a position",
-    )
+    @router.post("/v1/alternatives", response_model=AlternativesAnswer, summary="Alternatives at a position")
     async def alternatives(request: Request, body: AlternativesRequest) -> Any:
         host = state.host(body.model)
         drafts = _probe(host, body)

@@ -14,49 +14,43 @@ from maskless.sampling import CELLS, Backend, reconsider, take
 
 
 @dataclass(frozen=True)
-class Row:
+class ActiveSequence:
     """One of the drafts of a request."""
 
     drafts: Drafts
     at: int
 
     @property
-    def _over(self) -> bool:
-        return self.drafts.number[self.at].item() == self.drafts.plan.steps
-
-    @property
     def done(self) -> bool:
-        return self._over and self.drafts.round[self.at].item() == self.drafts.revise
+        return self.drafts.over(self.at) and self.drafts.round_of(self.at) == self.drafts.revise
 
     @property
     def due(self) -> bool:
         """Whether the next round has to begin."""
-        return self._over and self.drafts.round[self.at].item() < self.drafts.revise
+        return self.drafts.over(self.at) and self.drafts.round_of(self.at) < self.drafts.revise
 
     @property
     def number(self) -> int:
         """The step that comes next."""
-        return int(self.drafts.past[self.at] + self.drafts.number[self.at])
+        return self.drafts.step_of(self.at)
 
     @property
     def round(self) -> tuple[int, int]:
         """The round that is under way, of how many."""
-        return int(self.drafts.round[self.at]), self.drafts.revise
+        return self.drafts.round_of(self.at), self.drafts.revise
 
     @property
     def size(self) -> int:
         """How many positions the next call is about; a round that begins looks at all that were decided."""
         if self.due:
             return int(self.drafts.wanted[self.at].sum())
-        ends, number = self.drafts.plan.ends[self.at], int(self.drafts.number[self.at])
-        if self.drafts.confident and not self.round[0]:
-            return int(ends[-1] - ends[number])
-        return int(ends[min(number + max(1, self.drafts.draft), len(ends) - 1)] - ends[number])
+        span = self.drafts.span(self.at)
+        return span.end - span.start
 
 
-def batches(rows: Sequence[Row], vocab: int, cells: int = CELLS) -> list[list[Row]]:
+def batches(rows: Sequence[ActiveSequence], vocab: int, cells: int = CELLS) -> list[list[ActiveSequence]]:
     """Rows in groups whose logits fit into the memory that a call may take; a row that alone does not is alone."""
-    groups: list[list[Row]] = []
+    groups: list[list[ActiveSequence]] = []
     room = 0
     for row in rows:
         needed = row.size * vocab
@@ -68,16 +62,16 @@ def batches(rows: Sequence[Row], vocab: int, cells: int = CELLS) -> list[list[Ro
     return groups
 
 
-def due(rows: Sequence[Row], vocab: int, cells: int = CELLS) -> list[list[Row]]:
+def due(rows: Sequence[ActiveSequence], vocab: int, cells: int = CELLS) -> list[list[ActiveSequence]]:
     """The rows whose next round has to begin, in groups that can share a call."""
-    alike: dict[tuple[int, int], list[Row]] = {}
+    alike: dict[tuple[int, int], list[ActiveSequence]] = {}
     for row in rows:
         if row.due:
             alike.setdefault(row.round, []).append(row)
     return [group for some in alike.values() for group in batches(some, vocab, cells)]
 
 
-def by_drafts(rows: Sequence[Row]) -> list[tuple[Drafts, Tensor]]:
+def by_drafts(rows: Sequence[ActiveSequence]) -> list[tuple[Drafts, Tensor]]:
     """The rows of each request."""
     found: dict[Drafts, list[int]] = {}
     for row in rows:
@@ -85,14 +79,14 @@ def by_drafts(rows: Sequence[Row]) -> list[tuple[Drafts, Tensor]]:
     return [(drafts, torch.tensor(sorted(own))) for drafts, own in found.items()]
 
 
-def advance(rows: Sequence[Row], backend: Backend) -> dict[Drafts, list[Step]]:
+def advance(rows: Sequence[ActiveSequence], backend: Backend) -> dict[Drafts, list[Step]]:
     """One step of every row, each at its own place in its own plan, by one call."""
     asks = [drafts.ask(own) for drafts, own in by_drafts(rows)]
     with torch.no_grad(), evaluating(backend.network):
         return {ask.drafts: steps for ask, steps in zip(asks, take(asks, backend), strict=True)}
 
 
-def begin(rows: Sequence[Row], backend: Backend) -> dict[Drafts, list[Step]]:
+def begin(rows: Sequence[ActiveSequence], backend: Backend) -> dict[Drafts, list[Step]]:
     """Begin the next round of rows that are due in the same one, by one call."""
     with torch.no_grad(), evaluating(backend.network):
         reconsider(by_drafts(rows), backend.network)

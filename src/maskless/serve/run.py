@@ -9,9 +9,9 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from maskless import api
+from maskless.serve.fair_share import FairShare
 from maskless.serve.guard import LOOPBACK
 from maskless.serve.host import Host, Limits, name_of
-from maskless.serve.turns import Turns
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -37,10 +37,10 @@ class Address:
 def load(sources: list[str], limits: Limits, *, device: str | None = None) -> list[Host]:
     """The models by name, folder, hub id or file, each with a batcher of its own."""
     hosts: list[Host] = []
-    turns = Turns()
+    share = FairShare()
     for source in sources:
         name = name_of(source, {host.name for host in hosts})
-        hosts.append(Host(name, api.load(source, device=device), limits, turns))
+        hosts.append(Host(name, api.load(source, device=device), limits, share))
     return hosts
 
 

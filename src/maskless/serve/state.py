@@ -17,7 +17,7 @@ from maskless.serve.batcher import BusyError
 from maskless.serve.guard import problem
 from maskless.serve.host import Host, Limits
 from maskless.serve.metrics import Metrics
-from maskless.serve.waiting import Steps, Ticket, event, kept_alive
+from maskless.serve.tickets import Steps, Ticket, event, kept_alive
 
 READING = 30.0  # seconds that a client has to read the last events
 
@@ -30,17 +30,14 @@ class State:
 
     def host(self, name: str | None, *, pictures: bool = False) -> Host:
         """A model by name; a ValueError that lists the others where there is none."""
-        kind = "pictures" if pictures else "text"
-        fitting = [host for host in self.hosts.values() if host.pictures == pictures]
+        kind = "image" if pictures else "text"
+        fitting = {known: host for known, host in self.hosts.items() if host.pictures == pictures}
         if not fitting:
-            raise ValueError(f"this server has no model of {kind}")
-        if name is None:
-            return fitting[0]
-        for host in fitting:
-            if host.name == name:
-                return host
-        known = ", ".join(host.name for host in fitting)
-        raise ValueError(f"unknown model {name[:100]!r} of {kind}: expected one of {known}")
+            raise ValueError(f"this server has no {kind} model")
+        name = next(iter(fitting)) if name is None else name
+        if name not in fitting:
+            raise ValueError(f"unknown {kind} model {name[:100]!r}: expected one of {', '.join(fitting)}")
+        return fitting[name]
 
     async def whole(self, request: Request, host: Host, drafts: Drafts) -> float:
         """Wait until drafts are done; returns the seconds that they took."""

@@ -89,13 +89,13 @@ def drafts_of(host: Host, gapped: Gapped, how: How, n: int = 1) -> Drafts:
     return host.checked(decide.drafts_of(host.model, tokens, known, keys, how, spaced=spaced))
 
 
+def _about(host: Host, gapped: Gapped, drafts: Drafts) -> dict[str, Any]:
+    return {"model": host.name, "steps": drafts.steps, "lead": gapped.lead, "spaced": sorted(gapped.spaced)}
+
+
 def opening(host: Host, gapped: Gapped, drafts: Drafts) -> dict[str, Any]:
     """What a client can show before anything is decided."""
-    return {
-        "model": host.name,
-        "steps": drafts.steps,
-        "lead": gapped.lead,
-        "spaced": sorted(gapped.spaced),
+    return _about(host, gapped, drafts) | {
         "tokens": gapped.tokens,
         "pieces": [None if token is None else host.piece(token) for token in gapped.tokens],
         "unknown": int(drafts.wanted[0].sum()),
@@ -139,11 +139,7 @@ def answer(host: Host, gapped: Gapped, drafts: Drafts, seconds: float) -> dict[s
         for tokens, came, chances in rows
     ]
     decided = int((drafts.came >= 0).sum())
-    return {
-        "model": host.name,
-        "steps": drafts.steps,
-        "lead": gapped.lead,
-        "spaced": sorted(gapped.spaced),
+    return _about(host, gapped, drafts) | {
         "seconds": round(seconds, 4),
         "tokens_per_second": round(decided / max(seconds, 1e-9), 1),
         "texts": texts,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager
 from importlib.resources import files
@@ -25,7 +25,7 @@ from maskless.serve.requests import ErrorAnswer, Health, ModelsAnswer
 from maskless.serve.routes_pictures import picture_routes
 from maskless.serve.routes_text import text_routes
 from maskless.serve.state import State
-from maskless.serve.waiting import GoneError
+from maskless.serve.tickets import GoneError
 from maskless.version import __version__
 
 log = logging.getLogger("maskless.serve")
@@ -101,22 +101,21 @@ def _page_routes(app: FastAPI) -> None:
         kind = KINDS.get(f".{file.name.rpartition('.')[2]}")
         if kind is not None:
             pages[file.name] = file.read_bytes(), kind
-    fresh = {"cache-control": "no-cache"}
-
-    @app.get("/", include_in_schema=False)
-    async def index() -> Response:
-        return Response(pages["index.html"][0], media_type="text/html", headers=fresh)
-
-    @app.get("/docs", include_in_schema=False)
-    async def docs() -> Response:
-        return Response(pages["docs.html"][0], media_type="text/html", headers=fresh)
 
     @app.get("/page/{name}", include_in_schema=False)
     async def page(name: str) -> Response:
         if name not in pages:
             raise HTTPException(404, "no such page")
         content, kind = pages[name]
-        return Response(content, media_type=kind, headers=fresh)
+        return Response(content, media_type=kind, headers={"cache-control": "no-cache"})
+
+    @app.get("/", include_in_schema=False)
+    async def index() -> Response:
+        return await page("index.html")
+
+    @app.get("/docs", include_in_schema=False)
+    async def docs() -> Response:
+        return await page("docs.html")
 
 
 def _error_answers(app: FastAPI) -> None:
@@ -124,13 +123,14 @@ def _error_answers(app: FastAPI) -> None:
         headers = {"retry-after": "1"} if status == 503 else None
         return JSONResponse(problem(message, status), status, headers=headers)
 
-    @app.exception_handler(ValueError)
-    async def wrong(request: Request, error: ValueError) -> JSONResponse:
-        return answered(str(error), 400)
+    def told(status: int) -> Callable[[Request, Exception], Awaitable[Response]]:
+        async def answer(request: Request, error: Exception) -> JSONResponse:
+            return answered(str(error), status)
 
-    @app.exception_handler(BrokenModelError)
-    async def broken(request: Request, error: BrokenModelError) -> JSONResponse:
-        return answered(str(error), 500)
+        return answer
+
+    for kind, status in {ValueError: 400, BrokenModelError: 500, BusyError: 503}.items():
+        app.add_exception_handler(kind, told(status))
 
     @app.exception_handler(RequestValidationError)
     async def misformed(request: Request, error: RequestValidationError) -> JSONResponse:
@@ -144,10 +144,6 @@ def _error_answers(app: FastAPI) -> None:
         for name, value in (error.headers or {}).items():
             answer.headers[name] = value
         return answer
-
-    @app.exception_handler(BusyError)
-    async def busy(request: Request, error: BusyError) -> JSONResponse:
-        return answered(str(error), 503)
 
     @app.exception_handler(GoneError)
     async def gone(request: Request, error: GoneError) -> Response:

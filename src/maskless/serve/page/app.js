@@ -1,7 +1,7 @@
 // The page: tabs, theme, the key, shortcuts; each view has a module of its own.
 
 import { get, setKey } from "./api.js";
-import * as easel from "./easel.js";
+import * as pictures from "./pictures.js";
 import * as race from "./race.js";
 import { $, complain, newSeed, shows } from "./ui.js";
 import * as write from "./write.js";
@@ -44,7 +44,7 @@ function choose(name) {
   complain(null);
 }
 
-const views = { write: [write, write.fill], race: [race, race.race], pictures: [easel, easel.drawNew] };
+const views = { write: [write, write.fill], race: [race, race.race], pictures: [pictures, pictures.drawNew] };
 
 async function go() {
   const [view, begin] = views[chosen];
@@ -71,7 +71,7 @@ function wire() {
   $("dice").addEventListener("click", () => { $("seed").value = newSeed(); });
   $("p-dice").addEventListener("click", () => { $("p-seed").value = newSeed(); });
   const two = (value) => value.toFixed(2);
-  shows("steps"); shows("strands", (value) => String(2 ** value)); shows("temperature", two); shows("nucleus", (value) => value < 1 ? two(value) : "off");
+  shows("steps"); shows("strands", (value) => String(2 ** value)); shows("temperature", two); shows("top-p", (value) => value < 1 ? two(value) : "off");
   shows("guidance", two); shows("p-steps"); shows("p-temperature", two);
 }
 
@@ -79,10 +79,10 @@ async function begin() {
   const { data } = await get("/v1/models");
   $("key-form").hidden = true;
   complain(null);
-  const texts = data.filter((model) => model.modality === "text"), pictures = data.filter((model) => model.modality === "pictures");
+  const texts = data.filter((model) => model.modality === "text"), images = data.filter((model) => model.modality === "pictures");
   $("tab-write").hidden = !texts.length;
   $("tab-race").hidden = texts.length < 2;
-  $("tab-pictures").hidden = !pictures.length;
+  $("tab-pictures").hidden = !images.length;
   document.querySelector(".tabs").hidden = tabs.filter((name) => !$(`tab-${name}`).hidden).length < 2;
   if (texts.length) {
     $("model").replaceChildren(...texts.map((model) => new Option(`${model.kind}: ${model.id}`, model.id)));
@@ -90,7 +90,7 @@ async function begin() {
     write.start(texts);
     race.start(texts);
   }
-  if (pictures.length) easel.start(pictures[0]);
+  if (images.length) pictures.start(images[0]);
   shows("p-steps"); shows("steps");
   choose(texts.length ? "write" : "pictures");
   document.body.dataset.ready = "yes";

@@ -1,7 +1,7 @@
 // Race: two models, one text, the same moment.
 
 import { stream } from "./api.js";
-import { Paper } from "./paper.js";
+import { TextView } from "./text_view.js";
 import { $, complain, make, say } from "./ui.js";
 import { asked, settings } from "./write.js";
 
@@ -16,21 +16,21 @@ class Lane {
     this.bar = make("progress", { max: 1, value: 0 });
     this.bar.setAttribute("aria-label", `Progress of ${model.kind}`);
     this.facts = make("p", { className: "hint", textContent: "ready" });
-    const paper = make("div", { className: "paper small still" });
-    paper.setAttribute("role", "group");
-    paper.setAttribute("aria-label", `Text of ${model.kind}`);
+    const text = make("div", { className: "text-view small still" });
+    text.setAttribute("role", "group");
+    text.setAttribute("aria-label", `Text of ${model.kind}`);
     const name = make("h2", {}, model.kind, make("small", { textContent: `${model.id}, ${(model.parameters / 1e6).toFixed(1)} M` }));
-    this.element = make("article", { className: "card lane" }, name, make("p", { className: "speed" }, this.speed, make("small", { textContent: "tokens/s" })), this.bar, this.facts, paper);
-    this.paper = new Paper(paper);
-    this.paper.clear("at the start");
+    this.element = make("article", { className: "card lane" }, name, make("p", { className: "speed" }, this.speed, make("small", { textContent: "tokens/s" })), this.bar, this.facts, text);
+    this.view = new TextView(text);
+    this.view.clear("at the start");
   }
   async run(path, body, signal) {
     Object.assign(this, { count: 0, seconds: 0, done: false });
     this.element.classList.remove("won");
     await stream(path, { ...body, model: this.model.id }, {
-      start: (data) => { this.total = data.unknown * data.texts; this.steps = data.steps; this.paper.open(data); },
+      start: (data) => { this.total = data.unknown * data.texts; this.steps = data.steps; this.view.open(data); },
       step: (data) => {
-        for (const one of data.decided) if (one.row === 0) this.paper.land(one.position, one.token, one.text, one.probability, data.step);
+        for (const one of data.decided) if (one.row === 0) this.view.land(one.position, one.token, one.text, one.probability, data.step);
         this.count += data.decided.length;
         this.seconds = data.seconds;
         this.show();

@@ -1,21 +1,21 @@
 // Write: fill a text, replay how it came, and take its tokens in hand.
 
 import { post, stream } from "./api.js";
-import { Paper } from "./paper.js";
+import { TextView } from "./text_view.js";
 import { $, Pacer, Replay, complain, make, newSeed, pace, percent, say, seedOf } from "./ui.js";
 
 const GAP = /\[[0-9]+\]|_{3,}/g;
-let paper, replay, running = null, opened = -1, models = [];
+let view, replay, running = null, opened = -1, models = [];
 
 export function settings() {
-  const top = Number($("nucleus").value);
+  const top = Number($("top-p").value);
   const order = $("order").value;
   const revise = $("revise").disabled ? 0 : Number($("revise").value);
   const pace = order === "strands" ? { strands: 2 ** Number($("strands").value) } : { steps: Number($("steps").value) };
   return { ...pace, temperature: Number($("temperature").value), top_p: top < 1 ? top : null, order, revise, seed: seedOf("seed") };
 }
 
-// Second thoughts need a model that can go back, and an order that is known beforehand. Strands take the place of steps.
+// Revision needs a model that can go back, and an order that is known beforehand. Strands take the place of steps.
 function able() {
   const strands = $("order").value === "strands";
   $("revise").disabled = !current().any_order || $("order").value === "confidence";
@@ -37,25 +37,25 @@ export function asked(model) {
 
 export function start(found) {
   models = found;
-  paper = new Paper($("paper"));
-  replay = new Replay($("scrub"), $("play"), $("scrub-at"), (step) => { shut(false); paper.draw(step); });
+  view = new TextView($("text-view"));
+  replay = new Replay($("scrub"), $("play"), $("scrub-at"), (step) => { shut(false); view.draw(step); });
   $("order").addEventListener("change", able);
   $("model").addEventListener("change", usual);
   usual();
   $("prompt").addEventListener("input", hint);
   $("blank").addEventListener("click", blank);
   $("resample").addEventListener("click", resampleAll);
-  $("regap").addEventListener("click", () => again(paper.tokens, newSeed()));
-  $("copy").addEventListener("click", async () => { await navigator.clipboard.writeText(paper.text().trim()); say("Copied"); });
-  $("paper").addEventListener("click", (event) => { const i = index(event.target); if (i >= 0) open(i); });
-  $("paper").addEventListener("keydown", keys);
+  $("regap").addEventListener("click", () => again(view.tokens, newSeed()));
+  $("copy").addEventListener("click", async () => { await navigator.clipboard.writeText(view.text().trim()); say("Copied"); });
+  $("text-view").addEventListener("click", (event) => { const i = index(event.target); if (i >= 0) open(i); });
+  $("text-view").addEventListener("keydown", keys);
   $("menu").addEventListener("keydown", (event) => { if (event.key === "Escape") shut(); else act(event, opened); });
   $("menu-close").addEventListener("click", () => shut());
   $("do-lock").addEventListener("click", () => lock(opened));
   $("do-erase").addEventListener("click", () => erase(opened));
   $("do-resample").addEventListener("click", () => resample(opened));
   document.addEventListener("pointerdown", (event) => {
-    if (opened >= 0 && !$("menu").contains(event.target) && !$("paper").contains(event.target)) shut(false);
+    if (opened >= 0 && !$("menu").contains(event.target) && !$("text-view").contains(event.target)) shut(false);
   });
   hint();
 }
@@ -90,10 +90,10 @@ export async function fill() {
 const current = () => models.find((model) => model.id === $("model").value) || models[0];
 
 async function again(tokens, seed) {
-  const kept = { came: paper.came, chances: paper.chances, locked: paper.locked };
+  const kept = { came: view.came, chances: view.chances, locked: view.locked };
   const how = { ...settings(), seed };
   if (tokens.filter((token) => token === null).length === 1) how.revise = 0;  // it saw all the others at once
-  await run("/v1/fill", { tokens, spaced: paper.spaced.filter((i) => tokens[i] === null), ...how, model: current().id }, { ...kept, spaced: paper.spaced });
+  await run("/v1/fill", { tokens, spaced: view.spaced.filter((i) => tokens[i] === null), ...how, model: current().id }, { ...kept, spaced: view.spaced });
 }
 
 async function run(path, body, kept) {
@@ -102,13 +102,13 @@ async function run(path, body, kept) {
   complain(null);
   const control = running = new AbortController();
   labels();
-  const lead = paper.lead;
+  const lead = view.lead;
   const pacer = new Pacer(0);
   const landed = new Set();  // positions: one that lands again is still one token
   try {
     await stream(path, body, {
       start: (data) => {
-        paper.open(kept ? { ...data, spaced: kept.spaced, lead } : data, kept);
+        view.open(kept ? { ...data, spaced: kept.spaced, lead } : data, kept);
         replay.ready(data.steps);
         replay.mark(0);
         pacer.gap = pace("pace", data.steps);
@@ -118,7 +118,7 @@ async function run(path, body, kept) {
         for (const one of data.decided) landed.add(one.position);
         facts(landed.size, data.seconds);
         pacer.push(() => {
-          for (const one of data.decided) paper.land(one.position, one.token, one.text, one.probability, data.step);
+          for (const one of data.decided) view.land(one.position, one.token, one.text, one.probability, data.step);
           replay.mark(data.step + 1);
         });
       },
@@ -148,10 +148,10 @@ function facts(count, seconds, steps) {
 
 export function labels() {
   $("go-label").textContent = running ? "Stop" : "Fill";
-  const made = !running && paper.tokens.some((_, i) => paper.made(i));
+  const made = !running && view.tokens.some((_, i) => view.made(i));
   $("resample").disabled = !made;
   $("copy").disabled = !made;
-  $("regap").hidden = Boolean(running) || !paper.erased();
+  $("regap").hidden = Boolean(running) || !view.erased();
 }
 
 function index(element) {
@@ -163,7 +163,7 @@ function keys(event) {
   const i = index(event.target);
   if (i < 0) return;
   const moves = { ArrowRight: 1, ArrowLeft: -1 };
-  if (event.key in moves && paper.has(i + moves[event.key])) { paper.focus(i + moves[event.key]); event.preventDefault(); }
+  if (event.key in moves && view.has(i + moves[event.key])) { view.focus(i + moves[event.key]); event.preventDefault(); }
   else if (event.key === "Enter" || event.key === " ") { open(i); event.preventDefault(); }
   else act(event, i);
 }
@@ -176,58 +176,58 @@ function act(event, i) {
 }
 
 function lock(i) {
-  if (!paper.made(i)) return;
-  if (!paper.locked.delete(i)) paper.locked.add(i);
-  paper.paint(i, false);
-  say(paper.spoken(i, paper.now(i)));
+  if (!view.made(i)) return;
+  if (!view.locked.delete(i)) view.locked.add(i);
+  view.paint(i, false);
+  say(view.spoken(i, view.now(i)));
   if (opened === i) shut();
 }
 
 function erase(i) {
-  if (running || paper.tokens[i] === null) return;
-  paper.tokens[i] = paper.pieces[i] = null;
-  paper.locked.delete(i);
+  if (running || view.tokens[i] === null) return;
+  view.tokens[i] = view.pieces[i] = null;
+  view.locked.delete(i);
   shut(false);
-  paper.paint(i, false);
-  paper.focus(i);
+  view.paint(i, false);
+  view.focus(i);
   labels();
   say("Erased");
 }
 
 async function resample(i) {
-  if (running || paper.tokens[i] === undefined) return;
-  const tokens = paper.tokens.map((token, at) => at === i ? null : token);
-  paper.locked.delete(i);
+  if (running || view.tokens[i] === undefined) return;
+  const tokens = view.tokens.map((token, at) => at === i ? null : token);
+  view.locked.delete(i);
   await again(tokens, newSeed());
 }
 
 async function resampleAll() {
-  const tokens = paper.tokens.map((token, i) => paper.made(i) && !paper.locked.has(i) ? null : token);
+  const tokens = view.tokens.map((token, i) => view.made(i) && !view.locked.has(i) ? null : token);
   if (!tokens.includes(null)) { complain(new Error("every token is given or locked: unlock one first")); return; }
   $("seed").value = newSeed();
   await again(tokens, seedOf("seed"));
 }
 
 async function open(i) {
-  if (running || !paper.has(i)) return;
+  if (running || !view.has(i)) return;
   shut(false);
-  if (paper.after < paper.steps) { replay.pause(); replay.to(paper.steps); }  // what is taken in hand is the last one
+  if (view.after < view.steps) { replay.pause(); replay.to(view.steps); }  // what is taken in hand is the last one
   opened = i;
-  const menu = $("menu"), span = paper.spans[i], token = paper.tokens[i];
+  const menu = $("menu"), span = view.spans[i], token = view.tokens[i];
   span.classList.add("open");
-  $("menu-title").textContent = token === null ? "a blank" : paper.pieces[i].trim() || "¶ end of text";
-  const came = paper.came[i];
+  $("menu-title").textContent = token === null ? "a blank" : view.pieces[i].trim() || "¶ end of text";
+  const came = view.came[i];
   $("menu-facts").textContent = token === null ? "Not decided yet." : came < 0 ? "Given by you."
-    : `Landed in step ${came + 1} of ${paper.steps} with a probability of ${percent(paper.chances[i] ?? 0)}.`;
-  $("do-lock").replaceChildren(paper.locked.has(i) ? "Unlock " : "Lock ", make("kbd", { textContent: "L" }));
-  $("do-lock").disabled = !paper.made(i);
+    : `Landed in step ${came + 1} of ${view.steps} with a probability of ${percent(view.chances[i] ?? 0)}.`;
+  $("do-lock").replaceChildren(view.locked.has(i) ? "Unlock " : "Lock ", make("kbd", { textContent: "L" }));
+  $("do-lock").disabled = !view.made(i);
   $("do-erase").disabled = token === null;
   $("alternatives").replaceChildren(make("li", { className: "hint", textContent: "asking the model …" }));
   menu.hidden = false;
   place(menu, span);
-  (paper.made(i) ? $("do-lock") : $("do-resample")).focus({ preventScroll: true });
+  (view.made(i) ? $("do-lock") : $("do-resample")).focus({ preventScroll: true });
   try {
-    const data = await post("/v1/alternatives", { tokens: paper.tokens, position: i, k: 8, model: current().id });
+    const data = await post("/v1/alternatives", { tokens: view.tokens, position: i, k: 8, model: current().id });
     if (opened === i) { list(data.alternatives, i); place(menu, span); }
   } catch (error) {
     if (opened === i) $("alternatives").replaceChildren(make("li", { className: "hint", textContent: error.message }));
@@ -240,17 +240,17 @@ function list(alternatives, i) {
     const word = make("span", { className: "word", textContent: one.text.replaceAll("\n", "⏎") || "¶" });
     const button = make("button", { type: "button" }, word, make("span", { className: "chance", textContent: percent(one.probability) }));
     button.style.setProperty("--p", `${(100 * one.probability / most).toFixed(1)}%`);
-    if (one.token === paper.tokens[i]) button.setAttribute("aria-current", "true");
+    if (one.token === view.tokens[i]) button.setAttribute("aria-current", "true");
     button.addEventListener("click", () => choose(i, one));
     return make("li", {}, button);
   }));
 }
 
 function choose(i, one) {
-  const step = paper.came[i] >= 0 ? paper.came[i] : paper.steps - 1;
-  paper.land(i, one.token, one.text, one.probability, paper.came[i] === -1 ? -1 : step);
-  if (paper.came[i] >= 0) paper.locked.add(i);
-  paper.paint(i, true);
+  const step = view.came[i] >= 0 ? view.came[i] : view.steps - 1;
+  view.land(i, one.token, one.text, one.probability, view.came[i] === -1 ? -1 : step);
+  if (view.came[i] >= 0) view.locked.add(i);
+  view.paint(i, true);
   shut();
   labels();
   say(`${one.text.trim()} chosen and locked`);
@@ -268,7 +268,7 @@ function place(menu, span) {
 function shut(back = true) {
   if (opened < 0) return;
   $("menu").hidden = true;
-  paper.spans[opened]?.classList.remove("open");
-  if (back) paper.focus(opened);
+  view.spans[opened]?.classList.remove("open");
+  if (back) view.focus(opened);
   opened = -1;
 }

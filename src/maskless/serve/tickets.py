@@ -94,7 +94,7 @@ async def kept_alive(events: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
     coming: asyncio.Task[bytes] | None = None
     try:
         while True:
-            coming = coming or asyncio.ensure_future(_next(source))
+            coming = coming or asyncio.ensure_future(anext(source))
             ready, _ = await asyncio.wait({coming}, timeout=KEEP_ALIVE)
             if not ready:
                 yield b": still here\n\n"
@@ -112,7 +112,3 @@ async def kept_alive(events: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
                 await coming
         if (close := getattr(source, "aclose", None)) is not None:
             await close()
-
-
-async def _next(source: AsyncIterator[bytes]) -> bytes:
-    return await anext(source)

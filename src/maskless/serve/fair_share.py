@@ -1,4 +1,4 @@
-"""Turns at the processor: models that are served side by side share its time evenly, one step at a time.
+"""Fair share of the processor: models that are served side by side share its time evenly, one step at a time.
 
 Steps of two networks at once would fight for the same cores, and both would lose. So one computes at a time, and of
 those that have work the one that has had least time comes next: a model whose steps cost half takes twice as many.
@@ -14,7 +14,7 @@ from contextlib import contextmanager
 PATIENCE = 0.5  # seconds after which a turn is taken although somebody else, who does not come, would be next
 
 
-class Turns:
+class FairShare:
     """Who computes next; names are those of batchers."""
 
     def __init__(self) -> None:

@@ -1,10 +1,10 @@
-// Pictures: draw one of a class, watch the grid fill in, paint over a region and draw it anew.
+// Pictures: draw one of a class, watch the grid fill in, paint over a region and redraw it.
 
 import { stream } from "./api.js";
 import { $, Pacer, Replay, complain, hue, make, newSeed, pace, say, seedOf } from "./ui.js";
 
 let model, replay, running = null, frames = [], came = [], tokens = null, upload = null, painted = new Set(), cursor = null, brush = null, asked = null;
-const canvas = () => $("easel");
+const canvas = () => $("canvas");
 const cells = () => model.grid;
 
 export const busy = () => running !== null;
@@ -20,12 +20,12 @@ export function start(found) {
   $("unpaint").addEventListener("click", () => { painted.clear(); marks(); });
   $("heat").addEventListener("change", () => draw());
   $("file").addEventListener("change", load);
-  const easel = canvas();
-  easel.addEventListener("pointerdown", (event) => { if (frames.length && !running) { easel.setPointerCapture(event.pointerId); brush = !painted.has(under(event)); paint(under(event)); } });
-  easel.addEventListener("pointermove", (event) => { if (brush !== null) paint(under(event)); });
-  for (const name of ["pointerup", "pointercancel"]) easel.addEventListener(name, () => { brush = null; });
-  easel.addEventListener("keydown", keys);
-  easel.addEventListener("blur", () => { cursor = null; draw(); });
+  const surface = canvas();
+  surface.addEventListener("pointerdown", (event) => { if (frames.length && !running) { surface.setPointerCapture(event.pointerId); brush = !painted.has(under(event)); paint(under(event)); } });
+  surface.addEventListener("pointermove", (event) => { if (brush !== null) paint(under(event)); });
+  for (const name of ["pointerup", "pointercancel"]) surface.addEventListener(name, () => { brush = null; });
+  surface.addEventListener("keydown", keys);
+  surface.addEventListener("blur", () => { cursor = null; draw(); });
   matchMedia("(prefers-color-scheme: dark)").addEventListener("change", () => draw());
   draw();
 }
@@ -87,7 +87,7 @@ async function run(path, body) {
         const facts = `${data.steps} step${data.steps === 1 ? "" : "s"}, ${data.seconds.toFixed(1)} s`;
         say(`Drawn: ${data.label ?? "a picture"}, ${facts}`);
         $("p-hint").textContent = `${facts}. Paint a part to redraw it.`;
-        canvas().setAttribute("aria-label", `A picture${data.label === null ? "" : ` of ${data.label}`}. Paint over a region to draw it anew: drag, or move with the arrow keys and press Space.`);
+        canvas().setAttribute("aria-label", `A picture${data.label === null ? "" : ` of ${data.label}`}. Paint over a region to redraw it: drag, or move with the arrow keys and press Space.`);
       }),
     }, control.signal);
     control.signal.addEventListener("abort", () => pacer.stop());
@@ -123,15 +123,15 @@ async function show(step) {
 const css = (name) => getComputedStyle(document.documentElement).getPropertyValue(name).trim();
 
 function draw(step = Number(replay?.slider.value ?? 0)) {
-  const easel = canvas(), pen = easel.getContext("2d"), [h, w] = cells();
-  const wide = easel.width / w, high = easel.height / h, last = Number(replay.slider.max);
+  const surface = canvas(), pen = surface.getContext("2d"), [h, w] = cells();
+  const wide = surface.width / w, high = surface.height / h, last = Number(replay.slider.max);
   let nearest = step;
   while (nearest > 0 && !frames[nearest]) nearest--;
   const frame = step === last && frames[last + 1] ? frames[last + 1] : frames[nearest];
   pen.fillStyle = css("--field");
-  pen.fillRect(0, 0, easel.width, easel.height);
+  pen.fillRect(0, 0, surface.width, surface.height);
   pen.imageSmoothingEnabled = model.pixels[0] > 16;  // smooth shows what it is; a picture of a few pixels shows them
-  if (frame?.complete && frame.naturalWidth) pen.drawImage(frame, 0, 0, easel.width, easel.height);
+  if (frame?.complete && frame.naturalWidth) pen.drawImage(frame, 0, 0, surface.width, surface.height);
   const heat = $("heat").checked, dark = document.documentElement.classList.contains("dark");
   for (let i = 0; i < h * w; i++) {
     const x = (i % w) * wide, y = Math.floor(i / w) * high, at = came[i] ?? Infinity;
@@ -139,7 +139,7 @@ function draw(step = Number(replay?.slider.value ?? 0)) {
     if (heat && at >= 0) { pen.fillStyle = `oklch(${dark ? 0.62 : 0.75} 0.15 ${hue(at, last)} / 0.62)`; pen.fillRect(x, y, wide, high); }
     if (at === step - 1 && step < last) { pen.strokeStyle = `oklch(0.72 0.19 ${hue(at, last)})`; pen.lineWidth = 3; pen.strokeRect(x + 1.5, y + 1.5, wide - 3, high - 3); }
   }
-  if (!frame) { pen.fillStyle = css("--soft"); pen.font = "20px system-ui, sans-serif"; pen.textAlign = "center"; pen.fillText("Pick a class and press Draw", easel.width / 2, easel.height / 2); }
+  if (!frame) { pen.fillStyle = css("--soft"); pen.font = "20px system-ui, sans-serif"; pen.textAlign = "center"; pen.fillText("Pick a class and press Draw", surface.width / 2, surface.height / 2); }
   for (const i of painted) { pen.fillStyle = "oklch(0.63 0.2 300 / 0.6)"; pen.fillRect((i % w) * wide, Math.floor(i / w) * high, wide, high); }
   if (cursor !== null) { pen.strokeStyle = css("--focus"); pen.lineWidth = 4; pen.strokeRect((cursor % w) * wide + 2, Math.floor(cursor / w) * high + 2, wide - 4, high - 4); }
 }

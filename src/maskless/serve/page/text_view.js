@@ -2,7 +2,7 @@
 
 import { hue, make, percent } from "./ui.js";
 
-export class Paper {
+export class TextView {
   constructor(element) {
     this.element = element;
     this.clear("Filled text appears here, token by token.");
