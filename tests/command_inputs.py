@@ -1,7 +1,5 @@
 """What the commands of the pages read: small texts, pictures, networks and tasks."""
 
-from __future__ import annotations
-
 import json
 import lzma
 from collections.abc import Callable

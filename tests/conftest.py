@@ -1,7 +1,5 @@
 """Tiny networks of every kind, a chi-square test, and the rule that tests marked `gpu` need a CUDA device."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Sizes of small released checkpoints, and how far a network's logits are from the released architecture's."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

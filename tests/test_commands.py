@@ -5,8 +5,6 @@ documented command makes (runs/my, data/reviews), which is run for it. It keeps 
 Launchers are asked whether they understand their own options, and what they launch runs as one process.
 """
 
-from __future__ import annotations
-
 import contextlib
 import io
 import itertools

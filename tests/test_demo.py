@@ -1,7 +1,5 @@
 """The demonstration shows what models really wrote, passes over those that are not there, and leaves a picture."""
 
-from __future__ import annotations
-
 import io
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """What the documents say is so: names exist, recipes exist with the paper's numbers, commands parse, examples run."""
 
-from __future__ import annotations
-
 import importlib
 import importlib.util
 import itertools

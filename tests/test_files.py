@@ -1,7 +1,5 @@
 """Files written aside are as open to others as any file and appear whole or not at all; JSON knows numbers only."""
 
-from __future__ import annotations
-
 import errno
 import json
 import math

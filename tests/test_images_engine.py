@@ -1,7 +1,5 @@
 """Pictures come out the same by the engine as by the plain loop, which it stands in for."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 import torch

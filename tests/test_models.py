@@ -1,7 +1,5 @@
 """The models in the package are what their cards say, and do what they are there for."""
 
-from __future__ import annotations
-
 import functools
 import math
 import shlex

@@ -1,7 +1,5 @@
 """Released checkpoints: their logits come out, their sizes are found, and what does not fit is named."""
 
-from __future__ import annotations
-
 import sys
 import types
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Released image checkpoints: the logits of the released code come out, and what does not fit is named."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

@@ -1,7 +1,5 @@
 """Released image tokenizers: their weights come out, whatever else is pickled in them stays inert."""
 
-from __future__ import annotations
-
 import argparse
 import os
 from pathlib import Path

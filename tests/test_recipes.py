@@ -1,7 +1,5 @@
 """Recipes are values: each makes a network and settings, and the paper's sizes have the paper's parameters."""
 
-from __future__ import annotations
-
 import re
 from dataclasses import replace
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Shipped models: a run becomes a small folder that loads by its name, offline, and the wheel carries it."""
 
-from __future__ import annotations
-
 import json
 import shutil
 import sys

@@ -1,7 +1,5 @@
 """Stories are exact samples of the model in a llama2.c file: the same logits as transformers, and the right draws."""
 
-from __future__ import annotations
-
 import json
 import struct
 from pathlib import Path

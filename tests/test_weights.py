@@ -1,7 +1,5 @@
 """A file takes the memory that its tensors need: what its configuration claims beyond that is refused first."""
 
-from __future__ import annotations
-
 import json
 import zipfile
 from collections.abc import Iterator

@@ -1,7 +1,5 @@
 """Tiny models over bytes, decided enough that a change of context shows in their samples."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 
 from torch import nn

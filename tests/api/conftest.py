@@ -1,7 +1,5 @@
 """Models that the tests of the public functions share."""
 
-from __future__ import annotations
-
 import pytest
 from api_models import over_bytes
 

@@ -1,7 +1,5 @@
 """Pictures by label: one label is as good as a list of one. What concerns texts is refused, and the other way round."""
 
-from __future__ import annotations
-
 import copy
 
 import numpy as np

@@ -1,7 +1,5 @@
 """One model in many hands: calls from any thread, inside one another and after a fork give what they give alone."""
 
-from __future__ import annotations
-
 import os
 import signal
 import sys

@@ -1,7 +1,5 @@
 """Codecs: what is encoded comes back, special tokens stay out, and templates keep their spaces."""
 
-from __future__ import annotations
-
 import pickle
 import tracemalloc
 

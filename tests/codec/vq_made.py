@@ -1,7 +1,5 @@
 """Small image codecs whose every parameter differs from its start, and noise for them to encode."""
 
-from __future__ import annotations
-
 import torch
 from torch import Tensor
 

@@ -1,7 +1,5 @@
 """Cuts between words: the tokens of the pieces are those of the whole text."""
 
-from __future__ import annotations
-
 import itertools
 
 import pytest

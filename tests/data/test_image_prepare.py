@@ -1,7 +1,5 @@
 """Prepared pictures: the rows are what the codec says, mirrored ones follow, and nothing half-written is left."""
 
-from __future__ import annotations
-
 import json
 import os
 import pickle

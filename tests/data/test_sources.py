@@ -1,7 +1,5 @@
 """Sources: every kind of file gives its documents back, and every kind of bad file is named in one line."""
 
-from __future__ import annotations
-
 import gzip
 import json
 import lzma

@@ -1,7 +1,5 @@
 """The toy language: the checker accepts what the generator writes, and nothing else."""
 
-from __future__ import annotations
-
 import math
 import random
 from itertools import product

@@ -1,7 +1,5 @@
 """Packed files: what they hold comes in small stretches, and a file that holds suspiciously much is refused."""
 
-from __future__ import annotations
-
 import gzip
 import struct
 import tarfile

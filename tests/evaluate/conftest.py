@@ -1,7 +1,5 @@
 """A judge of text that is small enough for tests, and the command line as tests call it."""
 
-from __future__ import annotations
-
 import sys
 from collections.abc import Callable
 from pathlib import Path

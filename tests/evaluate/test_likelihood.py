@@ -1,7 +1,5 @@
 """The validation bound: exact where it can be, its error honest, and padding out of it."""
 
-from __future__ import annotations
-
 import dataclasses
 import io
 import math

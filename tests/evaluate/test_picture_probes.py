@@ -1,7 +1,5 @@
 """The leak probe on networks of pictures: none leaks, one that does is found out, and the command says so."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable
 from functools import partial

@@ -1,7 +1,5 @@
 """Real pictures as a reference: a side of them is the side that was prepared."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

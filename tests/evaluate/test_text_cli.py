@@ -1,7 +1,5 @@
 """`maskless evaluate` of models of text: every measure as JSON and as a table, and mistakes in one line."""
 
-from __future__ import annotations
-
 import json
 import re
 import shlex
@@ -210,10 +208,7 @@ def test_gradients_have_a_variance(model, first, folder, command):
             "{pgm} --what speed",
             "--what 'speed' is unknown: expected some of bound, genppl, orders, parallel, leak, variance",
         ),
-        (
-            "{pgm} --what genppl,orders --revise 2",
-            "expected no --what orders beside it",
-        ),
+        ("{pgm} --what genppl,orders --revise 2", "expected no --what orders beside it"),
         ("{pgm} --what orders", "expected --data DIR (a prepared folder) or a text file for --what orders"),
         ("{pgm} --what variance", "expected --data DIR"),
         ("{pgm} --data {little}", "has too little text: 11 tokens, and a row needs 16"),

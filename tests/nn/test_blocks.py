@@ -1,7 +1,5 @@
 """First weights, modulations folded into the linears that follow them, dropout, and the GELU with its bias."""
 
-from __future__ import annotations
-
 import math
 
 import pytest

@@ -1,7 +1,5 @@
 """The Partition Transformer for images: classes, registers and rows and columns, with nothing leaking anywhere."""
 
-from __future__ import annotations
-
 import dataclasses
 import itertools
 import json

@@ -1,7 +1,5 @@
 """The loss by chunks is the cross-entropy of the logits, value and gradients, and the logits are never all there."""
 
-from __future__ import annotations
-
 import os
 from collections.abc import Sequence
 

@@ -1,7 +1,5 @@
 """MaskGIT gives the logits of the released architecture, through the same problems as the others."""
 
-from __future__ import annotations
-
 import dataclasses
 import json
 

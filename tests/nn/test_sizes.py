@@ -1,7 +1,5 @@
 """Every field of a network's or a codec's configuration is checked, and named when it is wrong."""
 
-from __future__ import annotations
-
 import math
 
 import pytest

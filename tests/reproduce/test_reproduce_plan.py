@@ -1,7 +1,5 @@
 """The tables hold the paper's numbers, and a plan's commands are ones that can be given by hand."""
 
-from __future__ import annotations
-
 import itertools
 import re
 from pathlib import Path

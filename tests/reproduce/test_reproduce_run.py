@@ -1,7 +1,5 @@
 """A table is made step by step: nothing twice, nothing silently left out, with the values that the commands found."""
 
-from __future__ import annotations
-
 import contextlib
 import csv
 import io

@@ -1,7 +1,5 @@
 """A toy corpus as tokens, pictures for a codec, settings of tiny runs, and a warm process that forks real ones."""
 
-from __future__ import annotations
-
 import dataclasses
 import json
 import os
@@ -175,9 +173,7 @@ def configure(data) -> Callable[..., RunConfig]:
     def configure(model: str = "pgm", *, dropout: float = 0.0, context: str = "full", **settings: Any) -> RunConfig:
         sizes = network_config(model, data.codec(), 16, width=32, layers=2, dropout=dropout, context=context)
         return RunConfig(
-            data=str(data.folder),
-            network=dataclasses.asdict(sizes),
-            train=TrainConfig(model=model, **QUICK | settings),
+            data=str(data.folder), network=dataclasses.asdict(sizes), train=TrainConfig(model=model, **QUICK | settings)
         )
 
     return configure

@@ -1,7 +1,5 @@
 """Kinds of runs, runs that go to their end, and what is in their folders afterwards."""
 
-from __future__ import annotations
-
 import io
 import itertools
 import math

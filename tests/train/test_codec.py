@@ -1,7 +1,5 @@
 """A codec's run notes and shows what it does, and stopped or killed it goes on as if nothing had been."""
 
-from __future__ import annotations
-
 import dataclasses
 import json
 import math

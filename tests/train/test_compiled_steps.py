@@ -1,7 +1,5 @@
 """Layers are compiled once, a step never waits for the GPU, and captured steps train as computed ones."""
 
-from __future__ import annotations
-
 import warnings
 from collections.abc import Iterator
 from functools import partial, partialmethod
@@ -45,9 +43,7 @@ def graphs() -> int:
 
 @pytest.mark.usefixtures("compiler")
 @pytest.mark.parametrize(
-    ("kind", "accumulate"),
-    [({"model": m}, 1) for m in TEXT_MODELS] + [(CHAIN, 1), ({"model": "mdlm"}, 2)],
-    ids=str,
+    ("kind", "accumulate"), [({"model": m}, 1) for m in TEXT_MODELS] + [(CHAIN, 1), ({"model": "mdlm"}, 2)], ids=str
 )
 def test_nothing_is_compiled_after_the_first_two_steps(data, configure, kind, accumulate):
     """Every step has groups, or a number of targets, of its own."""

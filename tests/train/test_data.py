@@ -1,7 +1,5 @@
 """A run goes on with the data that it began with, wherever they are, and refuses others in one line."""
 
-from __future__ import annotations
-
 import json
 import os
 import shutil

@@ -1,7 +1,5 @@
 """Distillation: what a student is taught is what its teacher would do, and its optimum is what theory says."""
 
-from __future__ import annotations
-
 import itertools
 import math
 from types import SimpleNamespace

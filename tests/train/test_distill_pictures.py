@@ -1,7 +1,5 @@
 """Distilling a model of pictures: codes and labels mean the same to teacher, data and student, or it is refused."""
 
-from __future__ import annotations
-
 import dataclasses
 from collections.abc import Callable
 from functools import partial

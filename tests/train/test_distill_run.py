@@ -1,7 +1,5 @@
 """Rounds of distillation as a folder: stopped anywhere they go on, each teaches the next, and mistakes are named."""
 
-from __future__ import annotations
-
 import dataclasses
 import io
 import itertools

@@ -1,7 +1,5 @@
 """The loop: schedules, the share of each process, what a step trains on, and when it stops."""
 
-from __future__ import annotations
-
 import itertools
 import math
 from types import SimpleNamespace

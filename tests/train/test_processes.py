@@ -1,7 +1,5 @@
 """Two processes train as one: the same batches, the same losses, the same weights."""
 
-from __future__ import annotations
-
 import io
 import json
 import os

@@ -1,7 +1,5 @@
 """What a run leaves: metrics that no kill can spoil, and a picture of them."""
 
-from __future__ import annotations
-
 import io
 import json
 import math

@@ -1,7 +1,5 @@
 """Mistakes around a run that goes on, or cannot: one line, exit code 2, and nothing on disk that changes."""
 
-from __future__ import annotations
-
 import importlib.util
 import json
 import shutil

@@ -1,7 +1,5 @@
 """A run is a folder: stopped, it goes on as if nothing had been, and what cannot go on is named."""
 
-from __future__ import annotations
-
 import dataclasses
 import shutil
 from collections.abc import Callable
