@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from maskless.nn.causal import CausalConfig, CausalTransformer
 from maskless.nn.masked import MaskedConfig, MaskedTransformer
 from maskless.nn.partition import PartitionConfig, PartitionTransformer
+from tiny_networks import shaken
 
 settings.register_profile("repeatable", derandomize=True, deadline=None, database=None)
 settings.load_profile("repeatable")
@@ -43,10 +44,7 @@ def make_tiny(kind: str, *, scale: float = 0.05, seed: int = 0, **sizes: Any) ->
         network = CausalTransformer(CausalConfig(**{"layers": 2} | sizes))
     else:
         network = PartitionTransformer(PartitionConfig(**PARTITION[kind] | {"encoder": 2, "decoder": 2} | sizes))
-    with torch.no_grad():
-        for parameter in network.parameters():
-            parameter += scale * torch.randn_like(parameter)
-    return network.eval()
+    return shaken(network, scale)
 
 
 def make_p_value(observed: Tensor, expected: Tensor, spare: int = 1) -> float:
