@@ -1,4 +1,4 @@
-"""Tiny networks of every kind, a chi-square test, and the rule that tests marked `gpu` need a CUDA device."""
+"""Tiny networks of every kind, a chi-square test, the command line, and the rule that `gpu` needs a CUDA device."""
 
 from collections.abc import Callable
 from typing import Any
@@ -8,6 +8,7 @@ import torch
 from hypothesis import settings
 from torch import Tensor, nn
 
+from in_process import Ended, maskless
 from maskless.nn.causal import CausalConfig, CausalTransformer
 from maskless.nn.masked import MaskedConfig, MaskedTransformer
 from maskless.nn.partition import PartitionConfig, PartitionTransformer
@@ -18,11 +19,8 @@ settings.load_profile("repeatable")
 torch.set_num_threads(1)  # tiny tensors: more threads only wait for one another
 
 SIZES = {"vocab": 11, "length": 8, "width": 16, "heads": 2, "condition": 8}
-PARTITION = {
-    "position": {"queries": "position"},
-    "mean": {"queries": "mean"},
-    "logsumexp": {"queries": "logsumexp"},
-    "ordered": {"context": "ordered"},
+PARTITION = {kind: {"queries": kind} for kind in ("position", "mean", "logsumexp")} | {
+    "ordered": {"context": "ordered"}
 }
 
 
@@ -72,13 +70,18 @@ def p_value() -> Callable[..., float]:
     return make_p_value
 
 
+@pytest.fixture
+def command(capsys) -> Callable[..., Ended]:
+    """command(*words): how `maskless` ends, and what it has said."""
+
+    def call(*words: object) -> Ended:
+        capsys.readouterr()
+        return Ended(maskless(*words), *capsys.readouterr())
+
+    return call
+
+
 @pytest.fixture(params=[*PARTITION, "masked"])
 def network(request: pytest.FixtureRequest) -> nn.Module:
     """A network of each kind that answers problems in any order."""
-    return make_tiny(request.param)
-
-
-@pytest.fixture(params=[*PARTITION])
-def partition_network(request: pytest.FixtureRequest) -> nn.Module:
-    """A Partition Transformer of each kind."""
     return make_tiny(request.param)

@@ -33,9 +33,10 @@ QUICK |= {"evaluate_every": 0}  # by default it would be after every step
 # Importing torch takes seconds. A process forked from one that has it starts at once, and dies of SIGKILL like any.
 SERVER = """
 import faulthandler, json, os, runpy, signal, sys
-import matplotlib.pyplot, torch.utils.tensorboard
+import torch.utils.tensorboard
 import maskless.cli, maskless.train.codec, maskless.train.setup, maskless.train.run
 
+maskless.train.run.plot_losses = lambda *_: None
 signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell ignores it for what runs in its background
 print("ready", flush=True)
 for line in sys.stdin:
@@ -57,6 +58,14 @@ for line in sys.stdin:
         sys.exit()
     print(pid, flush=True)
 """
+
+
+@pytest.fixture(autouse=True, scope="module")
+def _no_pictures_of_losses() -> Iterator[None]:
+    """One takes longer than a tiny run: test_report.py draws them, and tests/cli has a run that leaves one."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("maskless.train.run.plot_losses", lambda *_: None)
+        yield
 
 
 class Process:

@@ -5,8 +5,6 @@ import io
 import itertools
 import json
 import math
-import sys
-from functools import partial, partialmethod
 from pathlib import Path
 
 import numpy as np
@@ -15,12 +13,10 @@ import torch
 from accelerate import Accelerator
 from PIL import Image
 from rich.console import Console
-from run_folders import kept, spoiled_gradients
-from torch import nn
+from run_folders import kept, spoiled_gradients, weights
 
 import maskless
 from maskless.checkpoint import NETWORKS, Model
-from maskless.cli import main
 from maskless.codec.vq import PixelCodec
 from maskless.data.image_prepare import prepare_images
 from maskless.data.prepare import prepare
@@ -33,18 +29,12 @@ from maskless.train import distill_run, state
 from maskless.train.config import MODELS, TrainConfig
 from maskless.train.distill import Stride, Teacher, lessons, one_group, teaching, two_groups
 from maskless.train.distill_loss import LOSSES
-from maskless.train.loop import compile_layers, take_steps
+from maskless.train.loop import take_steps
 from maskless.train.plan import image_network_config, network_config
 from maskless.train.run import Run, RunConfig
+from tiny_networks import shaken
 
 BOTH = pytest.mark.parametrize("groups", ["one", "two"])
-
-
-def shaken(network: nn.Module) -> None:
-    torch.manual_seed(3)
-    with torch.no_grad():
-        for parameter in network.parameters():
-            parameter += 0.2 * torch.randn_like(parameter)
 
 
 def made(folder: Path, data, kind: str = "pgm", **sizes) -> Path:
@@ -52,8 +42,8 @@ def made(folder: Path, data, kind: str = "pgm", **sizes) -> Path:
     torch.manual_seed(0)
     config = network_config(kind, data.codec(), data.length, **{"width": 32, "layers": 2, "dropout": 0.2} | sizes)
     model = Model(NETWORKS[MODELS[kind][0]][1](config), data.codec(), data.layout)
-    shaken(model)
-    model.save_pretrained(folder)
+    torch.manual_seed(3)
+    shaken(model, 0.2).save_pretrained(folder)
     return folder
 
 
@@ -66,10 +56,6 @@ def rounds(folder: Path, model: Path, data, *, resume: bool = False, train: dict
     config = make(folder, str(model), data.folder, train=settings, **{"rounds": 2, "teacher_steps": 8} | how)
     distill_run.distill(folder, config, Console(file=io.StringIO()))
     return folder
-
-
-def weights(folder: Path) -> bytes:
-    return (folder / "model" / "model.safetensors").read_bytes()
 
 
 def test_a_distillation_stopped_anywhere_ends_as_one_never_stopped(data, losses, tmp_path, monkeypatch):
@@ -155,22 +141,6 @@ def test_only_the_student_learns(data, tmp_path):
     assert not teacher.network.training
 
 
-def test_nothing_is_compiled_after_the_first_two_steps(data, tmp_path, monkeypatch):
-    """The contexts of one group have another size in each step."""
-    torch._dynamo.reset()
-    for owner, wrap in ((nn.Module, partialmethod), (torch, partial)):  # traced and guarded, without the slow part
-        monkeypatch.setattr(owner, "compile", wrap(owner.compile, backend="eager"))
-    teacher, student = (maskless.load(made(tmp_path / "m", data), device="cpu").network for _ in range(2))
-    config = TrainConfig(**TRAIN | {"steps": 6, "compile": True})
-    compile_layers(student, config, torch.device("cpu"))
-    work = teaching(Teacher(teacher), LOSSES["tv"], data.split("train"), config, Stride(share=0.25, ratio=2), "one")
-    optimizer = torch.optim.AdamW(student.parameters(), weight_decay=0.0)
-    graphs = torch._dynamo.utils.counters["stats"]
-    counts = [graphs["unique_graphs"] for _ in take_steps(student, optimizer, work, config, Accelerator())]
-    assert counts[1:] == [counts[1]] * 5
-    assert counts[1] > 0
-
-
 @pytest.mark.gpu
 @BOTH
 @pytest.mark.parametrize("kind", ["pgm", "mdlm"])
@@ -249,8 +219,8 @@ def pictures(tmp_path_factory):
 @pytest.mark.parametrize(("kind", "groups"), [("pgm", "one"), ("pgm", "two"), ("maskgit", "one")])
 def test_models_of_pictures_are_distilled_with_their_labels(pictures, kind, groups, losses, tmp_path):
     config = image_network_config(kind, pictures, width=32, layers=2)
-    network = NETWORKS[MODELS[kind][0]][1](config)
-    shaken(network)
+    torch.manual_seed(3)
+    network = shaken(NETWORKS[MODELS[kind][0]][1](config), 0.2)
     Model(network, pictures.codec(), "image", pictures.classes).save_pretrained(tmp_path / "model")
     folder = rounds(tmp_path / "out", tmp_path / "model", pictures, groups=groups)
     assert [len(losses(folder / name)) for name in ("round-1", "round-2")] == [4, 4]
@@ -263,28 +233,16 @@ def test_models_of_pictures_are_distilled_with_their_labels(pictures, kind, grou
 
 # The command
 
-
-def command(monkeypatch, *arguments: object) -> int:
-    monkeypatch.setattr(sys, "argv", ["maskless", "distill", *map(str, arguments)])
-    with pytest.raises(SystemExit) as ended:
-        main()
-    return int(ended.value.code or 0)
-
-
 SHORT = ("--steps-per-round", 2, "--batch", 4, "--tracker", "none")
 
 
-def test_from_a_model_to_its_students(data, tmp_path, monkeypatch, capsys):
+def test_from_a_model_to_its_students(data, tmp_path, command):
     model, to = made(tmp_path / "model", data), tmp_path / "out"
     how = ("--rounds", 2, "--teacher-steps", 8, "--loss", "tv", "--groups", "one", *SHORT)
-    assert command(monkeypatch, model, "--data", data.folder, "--out", to, *how, "--json") == 0
-    [first, second] = json.loads(capsys.readouterr().out)
-    assert [(each["round"], each["sampling_steps"], each["steps"]) for each in (first, second)] == [
-        (1, 4, 2),
-        (2, 2, 2),
-    ]
-    assert command(monkeypatch, "--out", to, "--resume", "--rounds", 3) == 0
-    shown = capsys.readouterr()
+    told = json.loads(command("distill", model, "--data", data.folder, "--out", to, *how, "--json").out)
+    assert [(each["round"], each["sampling_steps"], each["steps"]) for each in told] == [(1, 4, 2), (2, 2, 2)]
+    shown = command("distill", "--out", to, "--resume", "--rounds", 3)
+    assert shown.code == 0
     assert f"students: {to}/round-1 to round-3   try: maskless generate {to} --steps 1\n" in shown.out
     assert "round 3 of 3, 1 steps" in shown.err
     assert "round 2 of" not in shown.err
@@ -309,15 +267,16 @@ def test_from_a_model_to_its_students(data, tmp_path, monkeypatch, capsys):
         (("--batch", 3, "--accumulate", 2), "batch 3 does not split over 1 process(es) x 2 piece(s)"),
     ],
 )
-def test_a_mistake_is_one_line_and_leaves_nothing(data, tmp_path, monkeypatch, capsys, wrong, says):
+def test_a_mistake_is_one_line_and_leaves_nothing(data, tmp_path, command, wrong, says):
     model, to = made(tmp_path / "model", data), tmp_path / "out"
-    assert command(monkeypatch, model, "--data", data.folder, "--out", to, *wrong) == 2
-    [line] = capsys.readouterr().err.splitlines()
+    ended = command("distill", model, "--data", data.folder, "--out", to, *wrong)
+    [line] = ended.err.splitlines()
+    assert ended.code == 2
     assert line.startswith(f"error: {says}")
     assert not to.exists()
 
 
-def test_a_model_that_does_not_fit_is_refused(text, data, pictures, tmp_path, monkeypatch, capsys):
+def test_a_model_that_does_not_fit_is_refused(text, data, pictures, tmp_path, command):
     model, out = made(tmp_path / "model", data), ("--out", tmp_path / "out")
     Model(CausalTransformer(CausalConfig(vocab=300, length=16, width=16, heads=2, layers=1))).save_pretrained(
         tmp_path / "ar"
@@ -332,13 +291,14 @@ def test_a_model_that_does_not_fit_is_refused(text, data, pictures, tmp_path, mo
         ((model, "--data", other.folder), "has another vocabulary"),
         ((model, "--data", tmp_path), "not a prepared folder"),
     ):
-        assert command(monkeypatch, *given, *out) == 2
-        [line] = capsys.readouterr().err.splitlines()
+        ended = command("distill", *given, *out)
+        [line] = ended.err.splitlines()
+        assert ended.code == 2
         assert says in line
     assert not (tmp_path / "out").exists()
 
 
-def test_a_distillation_goes_on_as_it_began(data, tmp_path, monkeypatch, capsys):
+def test_a_distillation_goes_on_as_it_began(data, tmp_path, command):
     model = made(tmp_path / "model", data)
     folder = rounds(tmp_path / "out", model, data, rounds=1)
     out = ("--out", folder)
@@ -348,8 +308,9 @@ def test_a_distillation_goes_on_as_it_began(data, tmp_path, monkeypatch, capsys)
         ((*out, "--resume", "--lr", 1), "learning_rate is 0.0003 in"),
         ((tmp_path / "other", *out, "--resume"), "source is"),
     ):
-        assert command(monkeypatch, *given) == 2
-        [line] = capsys.readouterr().err.splitlines()
+        ended = command("distill", *given)
+        [line] = ended.err.splitlines()
+        assert ended.code == 2
         assert says in line
     with pytest.raises(ValueError, match="is a round of a distillation"):
         RunConfig.read(folder / "round-1")
