@@ -7,8 +7,8 @@ import tomllib
 import pytest
 
 from command_inputs import INPUTS
-from test_commands import LINES, MADE_BY, NOT_RUN, PAGES, RUN, TINY, TOY, launched, read_by, row_for, small, words_of
-from test_docs import COMMANDS, ROOT, options, quoted
+from test_commands import LINES, MADE_BY, NOT_RUN, PAGES, RUN, TINY, TOY, launched, read_by, row_for, small
+from test_docs import COMMANDS, ROOT, options, quoted, words_of
 
 
 def test_every_row_of_the_tables_is_needed():

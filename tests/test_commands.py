@@ -29,7 +29,7 @@ from maskless.bench import machine
 from maskless.cli import app, main
 from maskless.evaluate import harness
 from maskless.paper.tables import TABLES
-from test_docs import ROOT, blocks
+from test_docs import ROOT, lines_of, words_of
 
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
 HARNESS = "maskless.evaluate.harness"
@@ -99,21 +99,6 @@ MADE_BY = {
 
 
 # Lines of the pages
-
-
-def words_of(line: str) -> list[str]:
-    """The words of a shell line, up to a comment, a pipe, a redirection or the next command."""
-    lexer = shlex.shlex(line, posix=True, punctuation_chars=True)
-    lexer.whitespace_split = True
-    return list(itertools.takewhile(lambda word: not set(word) <= set("|&;<>"), lexer))
-
-
-def lines_of(page: Path) -> list[str]:
-    """What the shell blocks of a page run, continued lines joined."""
-    shell = [block.replace("\\\n", " ") for _, block in blocks(page, "sh|bash|shell|console")]
-    lines = [line.strip().removeprefix("$ ") for block in shell for line in block.splitlines()]
-    return [shlex.join(words) for line in lines if (words := words_of(line))]
-
 
 FOUND = [(line, page.name) for page in PAGES for line in lines_of(page)]
 PAGE = dict(reversed(FOUND))  # the first that has a line

@@ -66,26 +66,25 @@ def resolve(name: str) -> object:
     return found
 
 
-def command_lines(path: Path) -> list[str]:
-    """The lines of shell blocks that run maskless, continued lines joined."""
-    shell = [block.replace("\\\n", " ") for _, block in blocks(path, "sh|bash|shell|console")]
+def words_of(line: str) -> list[str]:
+    """The words of a shell line, up to a comment, a pipe, a redirection or the next command."""
+    lexer = shlex.shlex(line, posix=True, punctuation_chars=True)
+    lexer.whitespace_split = True
+    return list(itertools.takewhile(lambda word: not set(word) <= set("|&;<>"), lexer))
+
+
+def lines_of(page: Path) -> list[str]:
+    """What the shell blocks of a page run, continued lines joined."""
+    shell = [block.replace("\\\n", " ") for _, block in blocks(page, "sh|bash|shell|console")]
     lines = [line.strip().removeprefix("$ ") for block in shell for line in block.splitlines()]
-    return [line for line in lines if arguments(line)]
+    return [shlex.join(words) for line in lines if (words := words_of(line))]
 
 
 def arguments(line: str) -> list[str]:
     """The words after `maskless` or `-m maskless`, up to a pipe, a redirection or the next command."""
-    lexer = shlex.shlex(line, posix=True, punctuation_chars=True)
-    lexer.whitespace_split = True
-    words = list(lexer)
-    if words[:1] == ["maskless"]:
-        begin = 1
-    elif any(pair == ("-m", "maskless") for pair in itertools.pairwise(words)):
-        begin = words.index("maskless") + 1
-    else:
-        return []
-    end = next((i for i, word in enumerate(words) if set(word) <= set("|&;<>")), len(words))
-    return words[begin:end]
+    words = words_of(line)
+    begins = words[:1] == ["maskless"] or ("-m", "maskless") in itertools.pairwise(words)
+    return words[words.index("maskless") + 1 :] if begins else []
 
 
 def parse(words: list[str]) -> None:
@@ -109,11 +108,7 @@ PROSE = {name for path in (MAP, ROOT / "CONTRIBUTING.md") for name in quoted(pat
 NAMES = sorted(
     name for name in PROSE if re.fullmatch(DOTTED, name) and not (ROOT / name).exists() and not (SOURCE / name).exists()
 )
-LINES = [(path.name, line) for path in DOCUMENTS for line in command_lines(path)]
-
-
-def test_the_map_has_names_to_check():
-    assert len(NAMES) > 40
+LINES = list(dict.fromkeys(line for path in DOCUMENTS for line in lines_of(path) if arguments(line)))
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -121,15 +116,13 @@ def test_every_name_in_the_documents_exists(name):
     resolve(name)
 
 
-@pytest.mark.parametrize("name", ["order.nothing", "nothing.order", "maskless.order.mdlm.more", "order.py:nothing"])
-def test_a_wrong_name_is_noticed(name):
-    with pytest.raises(AttributeError):
-        resolve(name)
-
-
-@pytest.mark.parametrize("name", ["maskless.load", "order.mdlm", "nn.blocks.SelfBlock", "nn/blocks.py:open_gates"])
-def test_a_right_name_resolves(name):
-    assert callable(resolve(name))
+def test_a_right_name_resolves_and_a_wrong_one_is_noticed():
+    assert len(NAMES) > 40
+    for name in ("maskless.load", "order.mdlm", "nn.blocks.SelfBlock", "nn/blocks.py:open_gates"):
+        assert callable(resolve(name))
+    for name in ("order.nothing", "nothing.order", "maskless.order.mdlm.more", "order.py:nothing"):
+        with pytest.raises(AttributeError):
+            resolve(name)
 
 
 def test_every_recipe_on_the_map_exists():
@@ -145,23 +138,14 @@ def test_the_map_has_every_row_of_the_paper_with_its_perplexity():
     assert rows == {recipe.name: recipe.goals[0].value for recipe in paper}
 
 
-def test_every_command_and_option_on_the_map_exists():
-    inline = [words[1:] for name in quoted(MAP) if (words := name.split())[0] == "maskless" and len(words) > 1]
-    assert inline
-    for command, *rest in inline:
-        assert command in COMMANDS
-        assert {word for word in rest if word.startswith("-")} <= options(command)
+def test_every_option_on_the_map_exists():
     alone = {name.split()[0] for name in quoted(MAP) if name.startswith("--")}
     assert alone <= set.union(*map(options, COMMANDS))
 
 
-@pytest.mark.parametrize(("document", "line"), LINES)
-def test_commands_in_the_documents_parse(document, line):
+@pytest.mark.parametrize("line", LINES)
+def test_commands_in_the_documents_parse(line):
     parse(arguments(line))
-
-
-def test_the_readme_shows_commands():
-    assert command_lines(README), "README.md has no line in a ```sh block that runs maskless"
 
 
 @pytest.mark.parametrize("name", RECIPES)
@@ -297,9 +281,3 @@ def test_the_reference_has_every_public_name_with_its_fields(site):
     assert "always the most likely token" in shown  # a comment behind a field of How
     assert "<math" in (site / "paper-map.html").read_text()
     assert "$" not in re.sub(r"<code>.*?</code>", "", (site / "how-it-works.html").read_text(), flags=re.DOTALL)
-
-
-def test_the_run_of_the_readme_is_a_model(with_a_run):
-    namespace: dict[str, Any] = {}
-    exec('import maskless\nmodel = maskless.load("runs/my")\ntexts = maskless.generate(model, n=2, steps=4)', namespace)
-    assert len(namespace["texts"]) == 2
