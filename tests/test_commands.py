@@ -25,6 +25,7 @@ from typing import Any
 import pytest
 
 from command_inputs import INPUTS
+from maskless import demo
 from maskless.bench import machine
 from maskless.cli import app, main
 from maskless.evaluate import harness
@@ -51,12 +52,13 @@ TOY = {
     "train": TINY,
     "train-codec": "--size 16 --factor 4 --codes 16 --width 32 --latent 8 --blocks 1 --steps 2 --batch 4",
     "distill --resume": "",
-    "distill": "--steps-per-round 2 --batch 4 --tracker none",
+    "distill": "--rounds 1 --steps-per-round 2 --batch 4 --tracker none",
     "convert": "--tokenizer bytes",
     "models": "",
     "demo": "",
     "generate --strands": "",
     "generate --exact": "",
+    "generate --revise": "--steps 4 --revise 2",
     "generate": "--steps 4",
     "fill --box": "--steps 1",
     "fill": "",
@@ -232,8 +234,11 @@ def run_here(patch: pytest.MonkeyPatch, words: list[str], asks: tuple[str, ...])
     patch.setattr(sys, "argv", ["maskless", *words])
     patch.setattr(threading, "excepthook", threading.excepthook)
     patch.setattr("maskless.reproduce.run.child", in_turn)
+    patch.setattr("maskless.train.run.plot_losses", lambda *_: None)  # tests/cli has a run that draws them
     for name in ("STORY", "FILL", "RACE", "PICTURE"):
         patch.setattr(f"maskless.demo.{name}_STEPS", 2)
+    patch.setattr("maskless.demo.ROUNDS", 1)
+    patch.setitem(demo.HOW, "revise", 1)
     patch.setattr(machine, "SIDE", {"cpu": 128})  # what `bench` measures the ceilings of a machine with
     patch.setattr(machine, "COPIED", {"cpu": 2**22})
     for name, table in TABLES.items():  # of a table a few lines, from all over it

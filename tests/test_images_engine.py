@@ -15,6 +15,7 @@ from maskless.how import How
 from maskless.images import class_ids, fill_image, generate_images
 from maskless.nn.maskgit import MaskGIT, MaskGITConfig
 from maskless.nn.partition import PartitionConfig, PartitionTransformer
+from tiny_networks import shaken
 
 CODES, CLASSES, SIDE = 9, 4, 5
 LENGTH = 1 + SIDE * SIDE
@@ -39,10 +40,7 @@ def model_of(kind: str) -> Model:
         network = PartitionTransformer(
             PartitionConfig(**sizes | {"encoder": 2, "decoder": 2, "grid": grid} | KINDS[kind])
         )
-    with torch.no_grad():
-        for parameter in network.parameters():
-            parameter += 0.2 * torch.randn_like(parameter)
-    return Model(network, PixelCodec(CODES), "image")
+    return Model(shaken(network, 0.2), PixelCodec(CODES), "image")
 
 
 @pytest.fixture

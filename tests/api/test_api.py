@@ -276,8 +276,7 @@ def test_load_reads_model_folders_run_folders_and_released_files(plain, tmp_path
 @pytest.mark.gpu
 @pytest.mark.parametrize("kind", [*KINDS, "causal"])
 def test_everything_runs_on_a_gpu(tiny, kind):
-    vocab = 257 + (kind == "masked")
-    model = Model(tiny(kind, scale=0.25, vocab=vocab, length=L), byte_codec()).cuda()
+    model = over_bytes(tiny, kind).cuda()
     for how in [{}] if kind == "causal" else WAYS:
         texts = generate(model, 3, prompt="ab", **how)
         assert texts == generate(model, 3, prompt="ab", **how)
