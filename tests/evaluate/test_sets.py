@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 import torch
 from PIL import Image
-from torch import Tensor, nn
 
+from command_inputs import INPUTS
 from maskless.codec.vq import PixelCodec, to_images
 from maskless.data.image_prepare import prepare_images
 from maskless.evaluate import sets
@@ -53,18 +53,11 @@ def test_without_a_share_it_is_that_of_prepare(photos):
     assert sets.real(str(photos)).count == 100
 
 
-class Means(nn.Module):
-    def forward(self, x: Tensor) -> Tensor:
-        return x.mean((2, 3))
-
-
 @pytest.fixture
 def fid(command, tmp_path):
     """The command `fid` through a small network: how it ended."""
-    torch.jit.script(Means()).save(str(tmp_path / "means.pt"))
-    return lambda *words: command(
-        "fid", *words, "--features", tmp_path / "means.pt", "--feature-input", "pixels", "--json"
-    )
+    INPUTS["inception.pt"](network := tmp_path / "means.pt")
+    return lambda *words: command("fid", *words, "--features", network, "--feature-input", "pixels", "--json")
 
 
 def test_the_command_line_takes_the_share(photos, parted, fid):

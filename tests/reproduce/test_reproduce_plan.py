@@ -219,9 +219,8 @@ def test_the_paper_has_pictures_of_256_pixels_as_they_are_and_its_own_number_of_
     assert prepared[prepared.index("--size") + 1] == "256"
     assert "--flips" not in prepared
     assert "--flips" in own
-    answers = [
-        word for step in made("table-4", "paper", given).jobs.values() for word in step.words if "form=joint" in word
-    ]
+    steps = made("table-4", "paper", given).jobs.values()
+    answers = [word for step in steps for word in step.words if "form=joint" in word]
     assert answers
     assert all(word.endswith("samples=1024") for word in answers)
 
