@@ -11,7 +11,6 @@ from maskless.checkpoint import Model
 from maskless.codec.vq import PixelCodec
 from maskless.drafts import Step
 from maskless.engine import backends
-from maskless.how import How
 from maskless.images import class_ids, fill_image, generate_images
 from maskless.nn.maskgit import MaskGIT, MaskGITConfig
 from maskless.nn.partition import PartitionConfig, PartitionTransformer
@@ -127,23 +126,6 @@ def test_a_picture_filled_without_a_label_is_of_no_class(kind):
         one, other = drawn(label)
         assert one.label == other.label == name
         assert not torch.equal(one.tokens, other.tokens)
-
-
-def test_pictures_with_ragged_known_regions_are_those_of_the_plain_loop(monkeypatch):
-    """Rows of one batch with other cells known, as many as they like."""
-    for kind in ("full", "ordered", "maskgit"):
-        model = model_of(kind)
-        known = torch.rand(4, SIDE, SIDE, generator=torch.Generator().manual_seed(0)) < torch.tensor(
-            [0.0, 0.3, 0.6, 0.9]
-        ).view(4, 1, 1)
-        tokens = torch.randint(CODES, known.shape, generator=torch.Generator().manual_seed(1))
-        keys, how = images.row_keys(5, torch.arange(4)), How(guidance=2.0, steps=6)
-
-        def draw(model=model, tokens=tokens, known=known, keys=keys, how=how):
-            return images._draw(model, tokens, known, torch.arange(4), keys, how, None)
-
-        for one, other in zip(draw(), plainly(monkeypatch, draw), strict=True):
-            assert torch.equal(one.tokens, other.tokens)
 
 
 def test_a_picture_is_the_same_alone_and_in_a_batch():

@@ -246,14 +246,6 @@ def test_log_likelihood_takes_a_row_or_a_text_too(model):
     assert torch.equal(text, log_likelihood(model, torch.tensor([list(b"abcd")]), samples=2))
 
 
-def test_the_log_likelihood_of_one_unknown_token_is_its_log_probability(model):
-    tokens, known = rows_of(model, length=2), torch.tensor([[True, False]]).repeat(4, 1)
-    with torch.no_grad():
-        logits = model.predict(tokens[:, :1], torch.zeros(4, 1).long(), torch.ones(4, 1).long())[:, 0]
-    expected = logits.double().log_softmax(-1)[torch.arange(4), tokens[:, 1]]
-    torch.testing.assert_close(log_likelihood(model, tokens, known), expected, atol=1e-5, rtol=0)
-
-
 def test_an_empty_text_is_certain(plain):
     assert log_likelihood(plain, "").tolist() == [0.0]
 

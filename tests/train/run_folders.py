@@ -45,7 +45,7 @@ class Kind:
                 break
 
     def weights(self, folder: Path) -> bytes:
-        return (folder / self.model / "model.safetensors").read_bytes()
+        return weights(folder, self.model)
 
 
 def network_runs(configure: Callable[..., RunConfig]) -> Kind:
@@ -79,8 +79,8 @@ def complete(folder: Path, config: RunConfig) -> Path:
     return folder
 
 
-def weights(folder: Path) -> bytes:
-    return (folder / "model" / "model.safetensors").read_bytes()
+def weights(folder: Path, model: str = "model") -> bytes:
+    return (folder / model / "model.safetensors").read_bytes()
 
 
 def trained(folder: Path) -> list[dict]:
