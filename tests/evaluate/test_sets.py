@@ -3,12 +3,11 @@
 import json
 from pathlib import Path
 
-import numpy as np
 import pytest
 import torch
-from PIL import Image
 
 from command_inputs import INPUTS
+from command_inputs import photos as photos_of
 from maskless.codec.vq import PixelCodec, to_images
 from maskless.data.image_prepare import prepare_images
 from maskless.evaluate import sets
@@ -17,12 +16,7 @@ from maskless.evaluate import sets
 @pytest.fixture(scope="module")
 def photos(tmp_path_factory) -> Path:
     """100 different pictures without a split."""
-    folder = tmp_path_factory.mktemp("sets") / "photos"
-    folder.mkdir()
-    rng = np.random.default_rng(0)
-    for i in range(100):
-        Image.fromarray(rng.integers(0, 256, (4, 4, 3), dtype=np.uint8)).save(folder / f"{i:03d}.png")
-    return folder
+    return photos_of(tmp_path_factory.mktemp("sets") / "photos", [""], count=100, shape=(4, 4, 3))
 
 
 @pytest.fixture(scope="module")
@@ -32,7 +26,7 @@ def parted(photos) -> Path:
         target = photos.parent / "parted" / side / "a"
         target.mkdir(parents=True)
         for i in some:
-            (target / f"{i}.png").write_bytes((photos / f"{i:03d}.png").read_bytes())
+            (target / f"{i}.png").write_bytes((photos / f"{i}.png").read_bytes())
     return photos.parent / "parted"
 
 

@@ -4,11 +4,10 @@ import itertools
 import re
 from pathlib import Path
 
-import numpy as np
 import pytest
-from PIL import Image
 from typer.main import get_command
 
+from command_inputs import photos
 from maskless.bench.tables import FIGURES
 from maskless.cli import app
 from maskless.codec.text import byte_codec
@@ -31,10 +30,7 @@ def given(tmp_path_factory) -> dict[str, str]:
     """A text and a folder of pictures, told apart."""
     folder = tmp_path_factory.mktemp("given")
     (folder / "my.txt").write_text("some words\n" * 50)
-    for name in ("dark", "light"):
-        (folder / "photos" / name).mkdir(parents=True)
-        for i in range(12):
-            Image.fromarray(np.full((40, 40), 10 * i, np.uint8)).save(folder / "photos" / name / f"{i}.png")
+    photos(folder / "photos", shape=(40, 40))
     found = sort_out([str(folder / "photos"), str(folder / "my.txt")])
     assert found == {"pictures": str(folder / "photos"), "text": str(folder / "my.txt")}
     return found

@@ -8,12 +8,11 @@ from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
-import numpy as np
 import pytest
 import torch
 from PIL import Image
 
-from command_inputs import INPUTS
+from command_inputs import INPUTS, photos
 from maskless.cli import app
 from maskless.data.toy import write
 from maskless.paper.line import GRADIENT, Bound, Curve, Line, Table
@@ -239,12 +238,7 @@ class Means(torch.nn.Module):
 
 
 def test_pictures_from_a_folder_to_a_figure(command, tmp_path, monkeypatch):
-    generator = np.random.default_rng(0)
-    for name, low in (("dark", 0), ("light", 128)):
-        (tmp_path / "photos" / name).mkdir(parents=True)
-        for i in range(12):
-            pixels = generator.integers(low, low + 128, (8, 8), dtype=np.uint8)
-            Image.fromarray(pixels).save(tmp_path / "photos" / name / f"{i}.png")
+    photos(tmp_path / "photos", shape=(8, 8))
     torch.jit.script(Means()).save(tmp_path / "means.pt")
     drawn = [line for line in TABLES["table-9"].lines if line.model == "PGM 12/12, 32 steps" and line.at < 2]
     some = Table(name="some", about="pictures", lines=tuple(drawn), draw="quality")

@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 from codec_runs import blobs, quick_config
 from codec_runs import complete as complete_codec
-from PIL import Image
 
+from command_inputs import photos
 from in_process import Ended, maskless
 from maskless.codec.text import byte_codec
 from maskless.codec.vq import PixelCodec
@@ -120,13 +120,9 @@ def test_texts_of_one_length_in_bytes_differ_though_their_index_is_the_same(tmp_
 
 
 def test_pictures_differ_by_their_codec_their_classes_and_their_labels(tmp_path):
-    generator, squares = np.random.default_rng(0), tmp_path / "squares"
-    for name in ("dark", "light"):
-        (squares / name).mkdir(parents=True)
-        for i in range(4):
-            Image.fromarray(generator.integers(0, 256, (3, 3), dtype=np.uint8)).save(squares / name / f"{i}.png")
+    squares = photos(tmp_path / "squares", count=4, shape=(3, 3))
     shutil.copytree(squares, named := tmp_path / "named" / "squares")
-    (named / "dark").rename(named / "night")
+    (named / "cat").rename(named / "ant")
     made = [
         fingerprint(prepare_images([source], tmp_path / str(number), codec, size=3))
         for number, (source, codec) in enumerate([(squares, PixelCodec(4)), (squares, PixelCodec(5))])

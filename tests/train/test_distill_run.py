@@ -7,15 +7,14 @@ import json
 import math
 from pathlib import Path
 
-import numpy as np
 import pytest
 import torch
 from accelerate import Accelerator
-from PIL import Image
 from rich.console import Console
 from run_folders import kept, spoiled_gradients, weights
 
 import maskless
+from command_inputs import photos
 from maskless.checkpoint import NETWORKS, Model
 from maskless.codec.vq import PixelCodec
 from maskless.data.image_prepare import prepare_images
@@ -207,12 +206,8 @@ def test_two_processes_have_the_losses_of_one(start_two, data, losses, tmp_path)
 
 @pytest.fixture(scope="module")
 def pictures(tmp_path_factory):
-    """Dark squares and light ones, of 3 x 3 tokens."""
-    folder, generator = tmp_path_factory.mktemp("pictures"), np.random.default_rng(0)
-    for name, low in (("dark", 0), ("light", 128)):
-        (folder / name).mkdir()
-        for i in range(8):
-            Image.fromarray(generator.integers(low, low + 128, (3, 3), dtype=np.uint8)).save(folder / name / f"{i}.png")
+    """Of 3 x 3 tokens."""
+    folder = photos(tmp_path_factory.mktemp("pictures") / "all", count=8, shape=(3, 3))
     return prepare_images([folder], folder / "data", PixelCodec(4), size=3)
 
 
@@ -225,7 +220,7 @@ def test_models_of_pictures_are_distilled_with_their_labels(pictures, kind, grou
     folder = rounds(tmp_path / "out", tmp_path / "model", pictures, groups=groups)
     assert [len(losses(folder / name)) for name in ("round-1", "round-2")] == [4, 4]
     assert (folder / "round-1" / "samples.png").exists()
-    assert maskless.load(folder).classes == ("dark", "light")
+    assert maskless.load(folder).classes == ("cat", "dog")
     [lesson], _ = lessons(pictures.split("train"), TrainConfig(batch=16), Stride(share=0.5, ratio=2), groups, 0)
     assert set(lesson.problems.labels.tolist()) <= {0, 1, 2}
     assert (lesson.problems.targets > 0).all()  # BOS is given
