@@ -11,20 +11,10 @@ import torch
 import stories
 
 WIDTH, HIDDEN, LAYERS, HEADS, VOCAB, LENGTH = 32, 48, 2, 2, 400, 24
-SHAPES = {
-    "embedding": (VOCAB, WIDTH),
-    "norm1": (LAYERS, WIDTH),
-    "q": (LAYERS, WIDTH, WIDTH),
-    "k": (LAYERS, WIDTH, WIDTH),
-    "v": (LAYERS, WIDTH, WIDTH),
-    "out": (LAYERS, WIDTH, WIDTH),
-    "norm2": (LAYERS, WIDTH),
-    "gate": (LAYERS, HIDDEN, WIDTH),
-    "down": (LAYERS, WIDTH, HIDDEN),
-    "up": (LAYERS, HIDDEN, WIDTH),
-    "norm": (WIDTH,),
-    "rotations": (LENGTH, WIDTH // HEADS),
-}
+SHAPES = {"embedding": (VOCAB, WIDTH), "norm1": (LAYERS, WIDTH)}
+SHAPES |= dict.fromkeys(("q", "k", "v", "out"), (LAYERS, WIDTH, WIDTH)) | {"norm2": (LAYERS, WIDTH)}
+SHAPES |= {"gate": (LAYERS, HIDDEN, WIDTH), "down": (LAYERS, WIDTH, HIDDEN), "up": (LAYERS, HIDDEN, WIDTH)}
+SHAPES |= {"norm": (WIDTH,), "rotations": (LENGTH, WIDTH // HEADS)}
 
 
 @pytest.fixture(scope="module")

@@ -187,6 +187,7 @@ def here(command) -> str:
 def command(command, monkeypatch, tmp_path):
     """command(*words): how `maskless reproduce` ends, with commands in this process."""
     monkeypatch.setattr("maskless.reproduce.run.child", here)
+    monkeypatch.setattr("maskless.train.run.plot_losses", lambda *_: None)  # tests/cli has a run that draws them
     monkeypatch.chdir(tmp_path)
     return partial(command, "reproduce")
 
