@@ -8,7 +8,7 @@ import torch
 from hypothesis import settings
 from torch import Tensor, nn
 
-from in_process import Ended, maskless
+from in_process import Ended, exit_code_of
 from maskless.nn.causal import CausalConfig, CausalTransformer
 from maskless.nn.masked import MaskedConfig, MaskedTransformer
 from maskless.nn.partition import PartitionConfig, PartitionTransformer
@@ -76,7 +76,7 @@ def command(capsys) -> Callable[..., Ended]:
 
     def call(*words: object) -> Ended:
         capsys.readouterr()
-        return Ended(maskless(*words), *capsys.readouterr())
+        return Ended(exit_code_of(*words), *capsys.readouterr())
 
     return call
 

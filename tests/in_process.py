@@ -14,8 +14,8 @@ class Ended(NamedTuple):
     err: str
 
 
-def maskless(*words: object) -> int:
-    """The exit code of `maskless` with these words."""
+def exit_code_of(*words: object) -> int:
+    """How `maskless` ends with these words."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(sys, "argv", ["maskless", *map(str, words)])
         with pytest.raises(SystemExit) as ended:

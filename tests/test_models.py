@@ -8,7 +8,7 @@ import pytest
 import torch
 
 import maskless
-from in_process import maskless as maskless_command
+from in_process import exit_code_of
 from maskless import shipped
 from maskless.checkpoint import digest
 from maskless.cli.models import TRY
@@ -90,6 +90,6 @@ def test_what_the_list_tells_to_try_runs(tmp_path, monkeypatch, capsys):
         program, *words = shlex.split(command)
         assert program == "maskless"
         fewer = ("--revise", 1) if "--revise" in words else ()
-        assert maskless_command(*words, "--steps", 4, "--n", 2, *fewer) == 0, capsys.readouterr().err
+        assert exit_code_of(*words, "--steps", 4, "--n", 2, *fewer) == 0, capsys.readouterr().err
     assert "Once upon a time" in capsys.readouterr().out
     assert (tmp_path / "new.png").stat().st_size > 1000

@@ -61,10 +61,11 @@ for line in sys.stdin:
 
 
 @pytest.fixture(autouse=True, scope="module")
-def _no_pictures_of_losses() -> Iterator[None]:
-    """One takes longer than a tiny run: test_report.py draws them, and tests/cli has a run that leaves one."""
+def _short_stations() -> Iterator[None]:
+    """A picture of the losses takes longer than a tiny run: test_report.py draws some, and a run of tests/cli."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("maskless.train.run.plot_losses", lambda *_: None)
+        patch.setattr("maskless.train.run.LOOK", 16)  # sequences
         yield
 
 

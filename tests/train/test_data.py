@@ -12,7 +12,7 @@ from codec_runs import blobs, quick_config
 from codec_runs import complete as complete_codec
 
 from command_inputs import photos
-from in_process import Ended, maskless
+from in_process import Ended, exit_code_of
 from maskless.codec.text import byte_codec
 from maskless.codec.vq import PixelCodec
 from maskless.data.image_prepare import prepare_images
@@ -52,7 +52,7 @@ def first(text, tmp_path_factory) -> Path:
     """A run of two steps, with its data inside."""
     folder = tmp_path_factory.mktemp("first") / "run"
     given = ("--text", text, "--vocab", 300, "--length", 16, "--steps", 2, *SHORT)
-    assert maskless("train", *given, "--out", folder) == 0
+    assert exit_code_of("train", *given, "--out", folder) == 0
     return folder
 
 
@@ -90,7 +90,7 @@ def test_data_prepared_anew_from_another_text_are_refused(began, tmp_path, comma
 
 def test_a_copy_of_a_run_and_of_its_data_goes_on(text, began, tmp_path):
     """Also with data prepared anew from the same text under another name."""
-    assert maskless("train", "--out", began, "--resume", "--steps", 3) == 0
+    assert exit_code_of("train", "--out", began, "--resume", "--steps", 3) == 0
     known = json.loads((began / "run.json").read_text())["fingerprint"]
     assert known == fingerprint(open_tokens(began / "data"))
     shutil.copyfile(text, renamed := tmp_path / "renamed.txt")
@@ -99,7 +99,7 @@ def test_a_copy_of_a_run_and_of_its_data_goes_on(text, began, tmp_path):
 
 def test_a_run_of_an_earlier_version_goes_on_and_knows_its_data_from_then_on(began, tmp_path, command):
     forget(began / "run.json", "fingerprint")
-    assert maskless("train", "--out", began, "--resume", "--steps", 3) == 0
+    assert exit_code_of("train", "--out", began, "--resume", "--steps", 3) == 0
     prepare([write(tmp_path / "toy.txt", 800, seed=1)], began / "data", vocab=300, length=16, overwrite=True)
     refused(command, began, LINE.format(began), "train", "--steps", 4)
 
@@ -142,17 +142,17 @@ def test_pictures_differ_by_their_codec_their_classes_and_their_labels(tmp_path)
 def test_a_distillation_goes_on_with_its_data_only(began, tmp_path, command):
     to, mine = tmp_path / "out", began / "data"
     how = ("--rounds", 1, "--teacher-steps", 8, "--steps-per-round", 1, "--batch", 4, "--tracker", "none")
-    assert maskless("distill", began, "--data", mine, "--out", to, *how) == 0
+    assert exit_code_of("distill", began, "--data", mine, "--out", to, *how) == 0
     known = fingerprint(open_tokens(mine))
     for name in ("distill.json", "round-1/run.json"):
         assert json.loads((to / name).read_text())["fingerprint"] == known
     forget(to / "distill.json", "fingerprint")
-    assert maskless("distill", "--out", to, "--resume", "--rounds", 2) == 0
+    assert exit_code_of("distill", "--out", to, "--resume", "--rounds", 2) == 0
     codec = open_tokens(mine).codec()
     prepare([write(tmp_path / "toy.txt", 800, seed=1)], mine, codec=codec, length=16, overwrite=True)
     refused(command, to, LINE.format(to), "distill", "--rounds", 3)
     shutil.rmtree(mine)
-    assert maskless("distill", "--out", to, "--resume", "--rounds", 2) == 0  # all is done: nothing is read
+    assert exit_code_of("distill", "--out", to, "--resume", "--rounds", 2) == 0  # all is done: nothing is read
 
 
 # A codec's pictures
@@ -167,7 +167,7 @@ def test_a_codecs_run_goes_on_with_as_many_pictures_of_the_same_size(tmp_path, c
         says = f"from 12 of 8 x 8 to {count} of {side} x {side} pixels: a run goes on as it began"
         refused(command, folder, says, "train-codec", "--steps", 3)
     np.save(source, blobs(12))
-    assert maskless("train-codec", "--out", folder, "--resume", "--steps", 3) == 0
+    assert exit_code_of("train-codec", "--out", folder, "--resume", "--steps", 3) == 0
     np.save(source, blobs(11))
     forget(folder / "run.json", "pictures")
-    assert maskless("train-codec", "--out", folder, "--resume", "--steps", 4) == 0
+    assert exit_code_of("train-codec", "--out", folder, "--resume", "--steps", 4) == 0

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from test_data import SHORT, contents, refused
 
-from in_process import maskless
+from in_process import exit_code_of
 from maskless.data.prepare import prepare
 from maskless.data.toy import write
 
@@ -19,7 +19,7 @@ def apart(tmp_path_factory) -> Path:
     folder = tmp_path_factory.mktemp("apart")
     prepare([write(folder / "toy.txt", 800, seed=0)], folder / "data", vocab=300, length=16)
     given = ("--data", folder / "data", "--steps", 2, "--save-every", 1, *SHORT)
-    assert maskless("train", *given, "--out", folder / "run") == 0
+    assert exit_code_of("train", *given, "--out", folder / "run") == 0
     return folder
 
 
@@ -40,9 +40,9 @@ def test_data_that_moved_are_asked_for_and_known_again(moved, command):
     prepare([write(moved / "second.txt", 800, seed=1)], moved / "second", vocab=300, length=16)
     says = f"data is {moved / 'data'} in {run}, not {moved / 'second'}: a run goes on as it began"
     refused(command, run, says, "train", "--steps", 3, "--data", moved / "second")
-    assert maskless("train", "--data", moved / "other", "--steps", 3, "--out", run, "--resume") == 0
+    assert exit_code_of("train", "--data", moved / "other", "--steps", 3, "--out", run, "--resume") == 0
     assert json.loads((run / "run.json").read_text())["data"] == str(moved / "other")
-    assert maskless("train", "--steps", 4, "--out", run, "--resume") == 0
+    assert exit_code_of("train", "--steps", 4, "--out", run, "--resume") == 0
 
 
 def test_an_end_that_is_past_is_refused(apart, command):
@@ -56,7 +56,7 @@ def test_a_damaged_state_is_named_with_the_one_before_it(moved, command):
     says = f"damaged: torch cannot read it; without that file the run goes on from {older.name}"
     refused(command, run, says, "train", "--steps", 3, "--data", moved / "other")
     newest.unlink()
-    assert maskless("train", "--steps", 3, "--data", moved / "other", "--out", run, "--resume") == 0
+    assert exit_code_of("train", "--steps", 3, "--data", moved / "other", "--out", run, "--resume") == 0
 
 
 def test_weights_that_are_no_numbers_after_the_last_step_are_an_error(apart, tmp_path, command):
