@@ -1,10 +1,8 @@
 """What the commands of the pages read: small texts, pictures, networks and tasks."""
 
-from __future__ import annotations
-
 import json
 import lzma
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -27,27 +25,31 @@ def documents(path: Path) -> None:
     path.write_bytes(lzma.compress(content) if path.suffix == ".xz" else content)
 
 
-def squares(n: int, side: int, seed: int = 0) -> np.ndarray:
-    return np.random.default_rng(seed).integers(0, 256, (n, side, side, 3), dtype=np.uint8)
+def noise(*shape: int, seed: int = 0) -> np.ndarray:
+    return np.random.default_rng(seed).integers(0, 256, shape, dtype=np.uint8)
 
 
-def photos(path: Path) -> None:
-    for seed, name in enumerate(("cat", "dog")):
+def photos(
+    path: Path, names: Sequence[str] = ("cat", "dog"), count: int = 12, shape: tuple[int, ...] = (16, 16, 3)
+) -> Path:
+    """A folder with so many pictures of each class; those of an empty name have no class."""
+    for seed, name in enumerate(names):
         (path / name).mkdir(parents=True)
-        for number, pixels in enumerate(squares(12, 16, seed)):
+        for number, pixels in enumerate(noise(count, *shape, seed=seed)):
             Image.fromarray(pixels).save(path / name / f"{number}.png")
+    return path
 
 
 def cifar10(path: Path) -> None:
     path.mkdir()
     for seed, name in enumerate(("data_batch_1", "test_batch")):
-        planes = squares(20, 32, seed).transpose(0, 3, 1, 2).reshape(20, 3072)
+        planes = noise(20, 32, 32, 3, seed=seed).transpose(0, 3, 1, 2).reshape(20, 3072)
         labels = np.arange(20, dtype=np.uint8) % 10
         (path / f"{name}.bin").write_bytes(np.column_stack([labels, planes]).tobytes())
 
 
 def picture(path: Path) -> None:
-    Image.fromarray(squares(1, 64)[0]).save(path)
+    Image.fromarray(noise(64, 64, 3)).save(path)
 
 
 def mask(path: Path) -> None:
@@ -95,7 +97,7 @@ def tasks(path: Path) -> None:
     (path / "mine.yaml").write_text(json.dumps(task))
 
 
-INPUTS: dict[str, Callable[[Path], None]] = {
+INPUTS: dict[str, Callable[[Path], object]] = {
     "my.txt": text,
     "reviews.txt": text,
     "wikitext2_valid.txt": text,

@@ -1,6 +1,4 @@
-"""Tiny networks of every kind, a chi-square test, and the rule that tests marked `gpu` need a CUDA device."""
-
-from __future__ import annotations
+"""Tiny networks of every kind, a chi-square test, the command line, and the rule that `gpu` needs a CUDA device."""
 
 from collections.abc import Callable
 from typing import Any
@@ -10,20 +8,19 @@ import torch
 from hypothesis import settings
 from torch import Tensor, nn
 
+from in_process import Ended, exit_code_of
 from maskless.nn.causal import CausalConfig, CausalTransformer
 from maskless.nn.masked import MaskedConfig, MaskedTransformer
 from maskless.nn.partition import PartitionConfig, PartitionTransformer
+from tiny_networks import shaken
 
 settings.register_profile("repeatable", derandomize=True, deadline=None, database=None)
 settings.load_profile("repeatable")
 torch.set_num_threads(1)  # tiny tensors: more threads only wait for one another
 
 SIZES = {"vocab": 11, "length": 8, "width": 16, "heads": 2, "condition": 8}
-PARTITION = {
-    "position": {"queries": "position"},
-    "mean": {"queries": "mean"},
-    "logsumexp": {"queries": "logsumexp"},
-    "ordered": {"context": "ordered"},
+PARTITION = {kind: {"queries": kind} for kind in ("position", "mean", "logsumexp")} | {
+    "ordered": {"context": "ordered"}
 }
 
 
@@ -45,10 +42,7 @@ def make_tiny(kind: str, *, scale: float = 0.05, seed: int = 0, **sizes: Any) ->
         network = CausalTransformer(CausalConfig(**{"layers": 2} | sizes))
     else:
         network = PartitionTransformer(PartitionConfig(**PARTITION[kind] | {"encoder": 2, "decoder": 2} | sizes))
-    with torch.no_grad():
-        for parameter in network.parameters():
-            parameter += scale * torch.randn_like(parameter)
-    return network.eval()
+    return shaken(network, scale)
 
 
 def make_p_value(observed: Tensor, expected: Tensor, spare: int = 1) -> float:
@@ -76,13 +70,18 @@ def p_value() -> Callable[..., float]:
     return make_p_value
 
 
+@pytest.fixture
+def command(capsys) -> Callable[..., Ended]:
+    """command(*words): how `maskless` ends, and what it has said."""
+
+    def call(*words: object) -> Ended:
+        capsys.readouterr()
+        return Ended(exit_code_of(*words), *capsys.readouterr())
+
+    return call
+
+
 @pytest.fixture(params=[*PARTITION, "masked"])
 def network(request: pytest.FixtureRequest) -> nn.Module:
     """A network of each kind that answers problems in any order."""
-    return make_tiny(request.param)
-
-
-@pytest.fixture(params=[*PARTITION])
-def partition_network(request: pytest.FixtureRequest) -> nn.Module:
-    """A Partition Transformer of each kind."""
     return make_tiny(request.param)

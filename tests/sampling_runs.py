@@ -25,14 +25,14 @@ def state(rows: int = B, length: int = L, seed: int = 3) -> tuple[Tensor, Tensor
 
 
 def run(network, tokens, known, *, wanted=None, steps=1, order="random", counts="uniform", seed=0, keys=None, **how):
-    """What `sample` made of a copy of the tokens, and its steps."""
+    """What `sample` made of a copy of the tokens, its steps, and the plan; ways by name or as functions."""
     tokens = tokens.clone()
     keys = row_keys(seed, torch.arange(len(tokens))) if keys is None else keys
-    wanted = ~known if wanted is None else wanted
-    planned = plan(known, wanted, keys, steps=steps, order=ORDERS[order], counts=COUNTS[counts])
-    return tokens, list(sample(network, tokens, planned, keys, **how))
+    ways = {"order": ORDERS.get(order, order), "counts": COUNTS.get(counts, counts)}
+    planned = plan(known, ~known if wanted is None else wanted, keys, steps=steps, **ways)
+    return tokens, list(sample(network, tokens, planned, keys, **how)), planned
 
 
-def certain(answers: Tensor, vocab: int) -> Tensor:
+def certain(answers: Tensor, vocab: int = V) -> Tensor:
     """Logits that leave no doubt."""
     return torch.full((len(answers), vocab), -torch.inf).scatter(1, answers[:, None], 0.0)

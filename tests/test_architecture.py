@@ -1,7 +1,5 @@
 """The house rules as tests: imports only go down, rooms on one floor do not know each other, and files stay small."""
 
-from __future__ import annotations
-
 import ast
 import re
 import sys

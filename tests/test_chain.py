@@ -7,7 +7,6 @@ import torch
 from torch import Tensor
 
 from maskless.mixture import Mixture
-from maskless.nn.partition import PartitionConfig, PartitionTransformer
 from maskless.objective import along, bound, chain, noise, orders_of
 from maskless.problems import Seen, dense, split
 from maskless.problems import chain as chained
@@ -22,24 +21,16 @@ def ordered(tiny):
 
 
 @pytest.fixture(scope="module")
-def images():
+def images(tiny):
     """A network of images: classes, registers and a BOS that is known."""
-    torch.manual_seed(0)
-    sizes = {"vocab": V + 2, "length": 1 + L, "width": 16, "heads": 2, "encoder": 2, "decoder": 2, "condition": 8}
-    network = PartitionTransformer(
-        PartitionConfig(**sizes, context="ordered", classes=2, registers=True, grid=(2, 3), rope="2d")
-    )
-    with torch.no_grad():
-        for parameter in network.parameters():
-            parameter += 0.3 * torch.randn_like(parameter)
-    return network.eval()
+    kinds = {"classes": 2, "registers": True, "grid": (2, 3), "rope": "2d"}
+    return tiny("ordered", vocab=V + 2, length=1 + L, scale=0.3, **kinds)
 
 
 def batch(rows: int, length: int = L, seed: int = 0) -> tuple[Tensor, Tensor]:
     generator = torch.Generator().manual_seed(seed)
-    return torch.randint(V, (rows, length), generator=generator), torch.rand(rows, length, generator=generator).argsort(
-        1
-    )
+    tokens = torch.randint(V, (rows, length), generator=generator)
+    return tokens, torch.rand(rows, length, generator=generator).argsort(1)
 
 
 @torch.no_grad()
@@ -107,9 +98,8 @@ def test_the_exact_likelihood_sums_to_one_over_all_sequences_in_every_order(tiny
     every = torch.tensor(list(itertools.product(range(V), repeat=4)))
     for order in itertools.permutations(range(4)):
         for seen in (None, torch.tensor([[0, 0, 2, 2]]).expand(len(every), 4)):
-            costs = along(
-                network, every, torch.tensor([order]).repeat(len(every), 1), torch.zeros(len(every)).long(), seen=seen
-            )
+            orders, nothing = torch.tensor([order]).repeat(len(every), 1), torch.zeros(len(every)).long()
+            costs = along(network, every, orders, nothing, seen=seen)
             assert float((-costs.sum(1)).exp().sum()) == pytest.approx(1, abs=1e-5)
 
 
@@ -153,33 +143,23 @@ def test_a_network_that_answers_no_chains_is_asked_token_by_token(tiny):
         for row, n in itertools.product(range(3), range(L)):
             known, target = order[row, None, :n], order[row, None, n : n + 1]
             logits = network(dense(tokens[row, None].gather(1, known), known, target)).double()
-            expected = (
-                -logits.log_softmax(-1)[0, tokens[row, order[row, n]]]
-                if n >= given[row]
-                else torch.tensor(0.0).double()
-            )
+            expected = -logits.log_softmax(-1)[0, tokens[row, order[row, n]]] * (n >= given[row])
             torch.testing.assert_close(costs[row, order[row, n]], expected, atol=1e-4, rtol=0)
 
 
 @pytest.mark.parametrize(
-    ("kind", "says"),
+    ("kind", "how", "says"),
     [
-        ("position", "a chain with context 'full' would see what it predicts: expected 'ordered'"),
-        ("masked", "a masked network shows every target its whole context: expected no chain"),
+        ("position", {}, "a chain with context 'full' would see what it predicts: expected 'ordered'"),
+        ("mean", {"context": "ordered"}, "a chain with queries 'mean' would see what it predicts"),
+        ("masked", {}, "a masked network shows every target its whole context: expected no chain"),
     ],
 )
-def test_a_network_that_would_see_what_it_predicts_refuses_a_chain(kind, says, tiny):
+def test_a_network_that_would_see_what_it_predicts_refuses_a_chain(kind, how, says, tiny):
     tokens, order = batch(2)
     problems, _ = chained(tokens, order, torch.zeros(2).long(), torch.full((2,), L))
     with pytest.raises(ValueError, match=says):
-        tiny(kind, vocab=V + 1, length=L)(problems)
-
-
-def test_queries_that_sum_up_the_context_refuse_a_chain(tiny):
-    tokens, order = batch(2)
-    problems, _ = chained(tokens, order, torch.zeros(2).long(), torch.full((2,), L))
-    with pytest.raises(ValueError, match="a chain with queries 'mean' would see what it predicts"):
-        tiny("mean", vocab=V, length=L, context="ordered")(problems)
+        tiny(kind, vocab=V + 1, length=L, **how)(problems)
 
 
 def test_gradients_are_those_of_each_prefix_alone(ordered):

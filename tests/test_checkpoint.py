@@ -8,7 +8,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from maskless import checkpoint
-from maskless.checkpoint import Model, write_aside
+from maskless.checkpoint import Model
 from maskless.codec.text import byte_codec, train_bpe
 from maskless.problems import dense
 
@@ -65,15 +65,10 @@ def refused(folder: Path, message: str) -> None:
     assert "\n" not in str(error.value)
 
 
-@pytest.mark.parametrize("share", [0.0, 0.0005, 0.01, 0.5, 0.999])
-def test_a_truncated_file_of_weights_is_one_clear_line(saved, share):
-    file = saved / "model.safetensors"
-    file.write_bytes(file.read_bytes()[: int(share * file.stat().st_size)])
-    refused(saved, "is damaged or not a safetensors file")
-
-
-def test_a_file_of_weights_that_is_none_is_one_clear_line(saved):
-    (saved / "model.safetensors").write_text("weights are in another castle" * 99)
+@pytest.mark.parametrize("share", [0.0, 0.0005, 0.01, 0.5, 0.999, None])
+def test_a_truncated_file_of_weights_and_one_that_is_none_are_one_clear_line(saved, share):
+    file, other = saved / "model.safetensors", b"weights are in another castle" * 99
+    file.write_bytes(other if share is None else file.read_bytes()[: int(share * file.stat().st_size)])
     refused(saved, "is damaged or not a safetensors file")
 
 
@@ -102,19 +97,12 @@ def test_tensors_that_do_not_fit_are_named(saved):
         ("[1, 2]", "not a maskless config"),
         ("{", "not a maskless config"),
         ("", "not a maskless config"),
+        ('{"kind": "\udcff\udcfe"}', "not a maskless config"),  # not UTF-8
     ],
 )
 def test_a_config_that_is_none_is_one_clear_line(saved, text, message):
-    (saved / "config.json").write_text(text)
+    (saved / "config.json").write_bytes(text.encode(errors="surrogateescape"))
     refused(saved, message)
-
-
-def test_a_config_of_other_sizes_is_one_clear_line(saved):
-    file = saved / "config.json"
-    config = json.loads(file.read_text())
-    config["network"]["vocab"] = 300
-    file.write_text(json.dumps(config))
-    refused(saved, r"'embedding.weight' is \(257, 16\), expected \(300, 16\)")
 
 
 @pytest.mark.parametrize(
@@ -141,11 +129,6 @@ def test_a_config_with_odd_values_is_one_clear_line(saved, change):
 def test_a_tokenizer_with_more_ids_than_the_network_is_refused(saved):
     train_bpe(["a b c abc"] * 9, 300).save(saved)
     refused(saved, "the tokenizer has .* ids, the network only 257")
-
-
-def test_a_config_in_another_encoding_is_one_clear_line(saved):
-    (saved / "config.json").write_bytes(b'{"kind": "\xff\xfe"}')
-    refused(saved, "not a maskless config")
 
 
 @pytest.mark.parametrize("file", ["config.json", "model.safetensors"])
@@ -186,24 +169,6 @@ def test_a_failed_save_leaves_the_earlier_model_and_nothing_else(tiny, saved, mo
         Model(tiny("position", vocab=257, seed=1), byte_codec()).save_pretrained(saved)
     assert names(saved) == files
     assert torch.equal(logits(Model.from_pretrained(saved)), before)
-
-
-def test_a_file_written_aside_appears_whole_or_not_at_all(tmp_path):
-    path = tmp_path / "file"
-    write_aside(path, lambda aside: aside.write_text("one"))
-    assert path.read_text() == "one"
-
-    def stopped(aside: Path) -> None:
-        assert aside.parent.parent == tmp_path  # a rename is only atomic within a file system
-        aside.write_text("tw")
-        raise KeyboardInterrupt
-
-    with pytest.raises(KeyboardInterrupt):
-        write_aside(path, stopped)
-    assert path.read_text() == "one"
-    write_aside(path, lambda aside: aside.write_text("two"))
-    assert path.read_text() == "two"
-    assert names(tmp_path) == {"file"}
 
 
 @torch.no_grad()

@@ -1,7 +1,5 @@
 """The tables behind test_commands.py: all rows are needed, and every line is read as a shell would read it."""
 
-from __future__ import annotations
-
 import re
 import shlex
 import tomllib
@@ -9,21 +7,8 @@ import tomllib
 import pytest
 
 from command_inputs import INPUTS
-from test_commands import (
-    LINES,
-    MADE_BY,
-    NOT_RUN,
-    PAGES,
-    RUN,
-    TINY,
-    TOY,
-    launched,
-    read_by,
-    row_for,
-    small,
-    words_of,
-)
-from test_docs import COMMANDS, ROOT, options, quoted
+from test_commands import LINES, MADE_BY, NOT_RUN, PAGES, RUN, TINY, TOY, launched, read_by, row_for, small
+from test_docs import COMMANDS, ROOT, options, quoted, words_of
 
 
 def test_every_row_of_the_tables_is_needed():

@@ -5,8 +5,6 @@ documented command makes (runs/my, data/reviews), which is run for it. It keeps 
 Launchers are asked whether they understand their own options, and what they launch runs as one process.
 """
 
-from __future__ import annotations
-
 import contextlib
 import io
 import itertools
@@ -27,11 +25,12 @@ from typing import Any
 import pytest
 
 from command_inputs import INPUTS
+from maskless import demo
 from maskless.bench import machine
 from maskless.cli import app, main
 from maskless.evaluate import harness
 from maskless.paper.tables import TABLES
-from test_docs import ROOT, blocks
+from test_docs import ROOT, lines_of, words_of
 
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
 HARNESS = "maskless.evaluate.harness"
@@ -53,12 +52,13 @@ TOY = {
     "train": TINY,
     "train-codec": "--size 16 --factor 4 --codes 16 --width 32 --latent 8 --blocks 1 --steps 2 --batch 4",
     "distill --resume": "",
-    "distill": "--steps-per-round 2 --batch 4 --tracker none",
+    "distill": "--rounds 1 --steps-per-round 2 --batch 4 --tracker none",
     "convert": "--tokenizer bytes",
     "models": "",
     "demo": "",
     "generate --strands": "",
     "generate --exact": "",
+    "generate --revise": "--steps 4 --revise 2",
     "generate": "--steps 4",
     "fill --box": "--steps 1",
     "fill": "",
@@ -101,21 +101,6 @@ MADE_BY = {
 
 
 # Lines of the pages
-
-
-def words_of(line: str) -> list[str]:
-    """The words of a shell line, up to a comment, a pipe, a redirection or the next command."""
-    lexer = shlex.shlex(line, posix=True, punctuation_chars=True)
-    lexer.whitespace_split = True
-    return list(itertools.takewhile(lambda word: not set(word) <= set("|&;<>"), lexer))
-
-
-def lines_of(page: Path) -> list[str]:
-    """What the shell blocks of a page run, continued lines joined."""
-    shell = [block.replace("\\\n", " ") for _, block in blocks(page, "sh|bash|shell|console")]
-    lines = [line.strip().removeprefix("$ ") for block in shell for line in block.splitlines()]
-    return [shlex.join(words) for line in lines if (words := words_of(line))]
-
 
 FOUND = [(line, page.name) for page in PAGES for line in lines_of(page)]
 PAGE = dict(reversed(FOUND))  # the first that has a line
@@ -249,8 +234,11 @@ def run_here(patch: pytest.MonkeyPatch, words: list[str], asks: tuple[str, ...])
     patch.setattr(sys, "argv", ["maskless", *words])
     patch.setattr(threading, "excepthook", threading.excepthook)
     patch.setattr("maskless.reproduce.run.child", in_turn)
+    patch.setattr("maskless.train.run.plot_losses", lambda *_: None)  # tests/cli has a run that draws them
     for name in ("STORY", "FILL", "RACE", "PICTURE"):
         patch.setattr(f"maskless.demo.{name}_STEPS", 2)
+    patch.setattr("maskless.demo.ROUNDS", 1)
+    patch.setitem(demo.HOW, "revise", 1)
     patch.setattr(machine, "SIDE", {"cpu": 128})  # what `bench` measures the ceilings of a machine with
     patch.setattr(machine, "COPIED", {"cpu": 2**22})
     for name, table in TABLES.items():  # of a table a few lines, from all over it

@@ -2,6 +2,7 @@
 
 import itertools
 import math
+from functools import partial
 
 import pytest
 import torch
@@ -12,36 +13,14 @@ from maskless import logits as lg
 from maskless.drafts import Step
 from maskless.draw import DRAW, Truncation
 from maskless.logits import row_keys
-from maskless.order import COUNTS, after_lead, arccos, arccos_after_one, random, uniform
+from maskless.order import after_lead, arccos, arccos_after_one, random, uniform
 from maskless.plans import plan
 from maskless.problems import Problems
 from maskless.sampling import sample
+from sampling_runs import KINDS, B, L, V, certain, state
+from sampling_runs import run as planned_run
 
-KINDS = ["position", "mean", "logsumexp", "ordered", "masked"]
-B, L, V = 4, 6, 10
-
-
-def state(seed: int = 3) -> tuple[Tensor, Tensor]:
-    """Random tokens and a random mask of known ones; row 0 knows nothing, row 1 all but one."""
-    generator = torch.Generator().manual_seed(seed)
-    tokens, known = torch.randint(V, (B, L), generator=generator), torch.rand(B, L, generator=generator) < 0.4
-    known[0], known[1] = False, torch.arange(L) != 2
-    return tokens, known
-
-
-def run(network, tokens, known, *, wanted=None, steps=1, counts=uniform, keys=None, filter=None, order=random, **how):
-    """What sampling by confidence made of a copy of the tokens, its steps, and the plan it followed."""
-    tokens, wanted = tokens.clone(), ~known if wanted is None else wanted
-    keys = row_keys(0, torch.arange(len(tokens))) if keys is None else keys
-    planned = plan(known, wanted, keys, steps=steps, order=order, counts=counts)
-    how |= {"filter": filter or Truncation(), "confident": True}
-    steps = list(sample(network, tokens, planned, keys, **how))
-    return tokens, steps, planned
-
-
-def certain(answers: Tensor, vocab: int = V) -> Tensor:
-    """Logits that leave no doubt."""
-    return torch.full((len(answers), vocab), -torch.inf).scatter(1, answers[:, None], 0.0)
+run = partial(planned_run, confident=True)
 
 
 def sure_of(ranking: Tensor):
@@ -57,31 +36,6 @@ def sure_of(ranking: Tensor):
 
 def came_in(steps: list[Step], row: int) -> list[int]:
     return [int(p) for step in steps for r, p in zip(step.rows, step.positions, strict=True) if r == row]
-
-
-@pytest.mark.parametrize("counts", COUNTS)
-@pytest.mark.parametrize("steps", range(1, L + 1))
-@pytest.mark.parametrize("noise", [0.0, 5.0])
-def test_every_wanted_position_is_decided_once_and_nothing_else(counts, steps, noise):
-    tokens, known = state()
-    known[:, 4] = False
-    wanted = ~known & (torch.arange(L) != 4)
-    fits = min(steps, int(wanted.sum(1).max()))
-    done, taken, _ = run(
-        lambda problems: certain(problems.targets),
-        tokens,
-        known,
-        wanted=wanted,
-        steps=fits,
-        counts=COUNTS[counts],
-        noise=noise,
-    )
-    assert torch.equal(done, torch.where(wanted, torch.arange(L), tokens))
-    seen = torch.zeros(B, L, dtype=torch.long)
-    for step in taken:
-        seen[step.rows, step.positions] += 1
-        assert torch.equal(done[step.rows, step.positions], step.tokens)
-    assert torch.equal(seen, wanted.long())
 
 
 def test_a_step_sees_what_was_decided_and_asks_for_all_that_is_left():
@@ -201,22 +155,6 @@ def test_samples_have_the_law_of_the_method(p_value, noise):
     assert p_value(observed, rows * law) > 1e-4
 
 
-@pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("counts", [uniform, arccos_after_one])
-def test_a_row_is_the_same_alone_and_in_a_batch(tiny, kind, counts):
-    network, (tokens, _) = tiny(kind, scale=0.2), state()
-    known = torch.rand(B, L, generator=torch.Generator().manual_seed(0)).argsort(1) < torch.arange(B)[:, None]
-    keys = row_keys(5, torch.arange(B))
-    together, _, planned = run(network, tokens, known, steps=5, counts=counts, keys=keys, noise=2.0)
-    for row in range(B):
-        one, own = slice(row, row + 1), min(5, int((~known[row]).sum()))
-        alone, _, planned_alone = run(
-            network, tokens[one], known[one], steps=own, counts=counts, keys=keys[one], noise=2.0
-        )
-        assert torch.equal(alone[0], together[row])
-        assert planned_alone.decided()[0] == planned.decided()[row]
-
-
 def test_a_row_does_not_depend_on_the_length_of_those_beside_it(tiny):
     network, keys = tiny("position", scale=0.2), row_keys(5, torch.arange(2))
     wanted = torch.arange(L) < torch.tensor([[4], [L]])
@@ -240,11 +178,8 @@ def test_the_plan_tells_afterwards_what_happened(tiny):
 @pytest.mark.parametrize("kind", KINDS)
 def test_one_step_draws_what_the_planned_sampler_draws(tiny, kind):
     network, (tokens, known) = tiny(kind, scale=0.2), state()
-    keys = row_keys(0, torch.arange(B))
-    planned = plan(known, ~known, keys, steps=1, order=random, counts=uniform)
-    expected = tokens.clone()
-    list(sample(network, expected, planned, keys, filter=Truncation()))
-    assert torch.equal(run(network, tokens, known, steps=1, noise=4.0)[0], expected)
+    expected, *_ = planned_run(network, tokens, known)
+    assert torch.equal(run(network, tokens, known, noise=4.0)[0], expected)
 
 
 def test_a_lead_stays_first_in_the_context():
@@ -288,12 +223,6 @@ def test_rounding_does_not_decide_between_equals():
     assert orders == {str(planned.decided())}
 
 
-def test_ids_that_are_never_drawn_are_not_drawn(tiny):
-    network, (tokens, known) = tiny("position", scale=0.2), state()
-    done, _, _ = run(network, tokens, known, steps=3, never=(0, 1, 2, 3, 4, 5, 6), noise=1.0)
-    assert (done[~known] > 6).all()
-
-
 def test_draws_and_noise_use_random_numbers_of_their_own_in_each_step(monkeypatch):
     used: list[Tensor] = []
 
@@ -322,8 +251,6 @@ def test_draws_and_noise_use_random_numbers_of_their_own_in_each_step(monkeypatc
         ({"noise": math.nan}, "noise nan is out of range"),
         ({"noise": math.inf}, "noise inf is out of range"),
         ({"warmup": -1}, "warmup -1 is out of range: expected 0 .none. or more steps"),
-        ({"steps": L + 1}, f"steps {L + 1} is out of range: expected 1 to {L}"),
-        ({"steps": 0}, f"steps 0 is out of range: expected 1 to {L}"),
     ],
 )
 def test_settings_out_of_range_are_refused(wrong, message):

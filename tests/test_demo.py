@@ -1,12 +1,9 @@
 """The demonstration shows what models really wrote, passes over those that are not there, and leaves a picture."""
 
-from __future__ import annotations
-
 import io
 from pathlib import Path
 
 import pytest
-import torch
 from PIL import Image
 from rich.console import Console
 from rich.text import Text as Line
@@ -16,7 +13,6 @@ from maskless.checkpoint import Model
 from maskless.codec.text import train_bpe
 from maskless.codec.vq import PixelCodec
 from maskless.data import toy
-from maskless.nn.partition import PartitionConfig, PartitionTransformer
 
 GAPS = "anna has the [3] , so [2] ball ."
 STEPS = 5 + demo.ROUNDS  # of its gaps: a round of so few tokens is one step
@@ -33,9 +29,7 @@ def folder(tiny, tmp_path_factory) -> Path:
         "mdlm": Model(tiny("masked", scale=0.2, **sizes | {"vocab": codec.vocab + 1}), codec, "padded"),
         "ar": Model(tiny("causal", scale=0.2, **sizes), codec, "padded"),
     }
-    torch.manual_seed(0)
-    small = {"vocab": 11, "length": 17, "width": 16, "heads": 2, "encoder": 1, "decoder": 1, "condition": 8}
-    network = PartitionTransformer(PartitionConfig(**small, classes=3, grid=(4, 4)))
+    network = tiny("position", length=17, classes=3, grid=(4, 4))
     made["pictures"] = Model(network, PixelCodec(9), "image", ("cat", "dog", "ship"))
     folder = tmp_path_factory.mktemp("models")
     for name, model in made.items():

@@ -27,15 +27,6 @@ def test_the_average_is_the_recursion_with_a_warm_up(decay):
     assert ema.updates == 29
 
 
-def test_the_average_starts_as_the_parameters_and_is_a_copy():
-    current = parameters()
-    ema = EMA(current, 0.9)
-    with torch.no_grad():
-        current[0].zero_()
-    assert torch.equal(ema.averages[0], parameters()[0])
-    assert torch.equal(ema.averages[1], parameters()[1])
-
-
 @pytest.mark.parametrize("fails", [False, True])
 def test_the_averages_stand_in_for_a_block_and_then_the_parameters_are_back(fails):
     current = parameters()

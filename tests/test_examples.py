@@ -1,7 +1,5 @@
 """The examples do what they say, with tiny models; the notebook runs from top to bottom and its model has learnt."""
 
-from __future__ import annotations
-
 import re
 import runpy
 import sys

@@ -8,11 +8,7 @@ from torch import Tensor
 
 from maskless import logits as lg
 from maskless.draw import Truncation
-from maskless.logits import row_keys
-from maskless.order import COUNTS, ORDERS
-from maskless.plans import plan
 from maskless.problems import dense
-from maskless.sampling import sample
 from sampling_runs import B, L, V, certain, run, state
 
 
@@ -20,7 +16,7 @@ def test_filters_see_the_row_and_the_position_of_every_logit():
     def only(logits: Tensor, rows: Tensor, positions: Tensor) -> Tensor:
         return certain((10 * rows + positions) % 7, 7)
 
-    done, _ = run(
+    done, *_ = run(
         lambda problems: torch.zeros(len(problems.targets), 7),
         torch.zeros(B, L, dtype=torch.long),
         torch.zeros(B, L, dtype=torch.bool),
@@ -56,7 +52,7 @@ def test_the_default_truncation_leaves_the_distribution_as_it_is():
 
 def test_a_greedy_sample_takes_the_most_likely_token(tiny):
     network, (tokens, known) = tiny("position", scale=0.3), state()
-    done, steps = run(network, tokens, known, steps=1, filter=Truncation(temperature=0))
+    done, steps, _ = run(network, tokens, known, steps=1, filter=Truncation(temperature=0))
     for row in range(B):
         context, targets = known[row].nonzero().T, (~known[row]).nonzero().T
         with torch.no_grad():
@@ -72,11 +68,12 @@ def test_a_temperature_near_zero_is_greedy(temperature):
     assert lg.draw(filtered, torch.tensor([0.999]).double()).tolist() == [2]
 
 
-def test_ids_that_are_never_drawn_are_not_drawn(tiny):
+@pytest.mark.parametrize("confident", [False, True])
+def test_ids_that_are_never_drawn_are_not_drawn(tiny, confident):
     network, unknown = tiny("position", scale=0.2), torch.zeros(50, L, dtype=torch.bool)
-    done, _ = run(network, unknown.long(), unknown, steps=3)
+    done, *_ = run(network, unknown.long(), unknown, steps=3, confident=confident)
     assert len(done.unique()) == V + 1
-    done, _ = run(network, unknown.long(), unknown, steps=3, never=(0, 4, V))
+    done, *_ = run(network, unknown.long(), unknown, steps=3, never=(0, 4, V), confident=confident)
     assert set(done.unique().tolist()) == set(range(V)) - {0, 4}
 
 
@@ -96,10 +93,8 @@ def test_warm_up_halves_the_sharpness_in_the_first_steps(warmup, expected, confi
 
 def test_a_warm_first_step_samples_at_twice_the_temperature(p_value):
     rows, logits = 20_000, torch.tensor([2.0, 0.0, -1.0])
-    unknown, keys = torch.zeros(rows, 2, dtype=torch.bool), row_keys(0, torch.arange(rows))
-    planned = plan(unknown, ~unknown, keys, steps=2, order=ORDERS["left"], counts=COUNTS["uniform"])
-    done = unknown.long()
-    list(sample(lambda p: logits.expand(len(p.targets), 3), done, planned, keys, warmup=1))
+    unknown, how = torch.zeros(rows, 2, dtype=torch.bool), {"steps": 2, "order": "left", "warmup": 1}
+    done, *_ = run(lambda p: logits.expand(len(p.targets), 3), unknown.long(), unknown, **how)
     for position, sharpness in ((0, 0.5), (1, 1.0)):
         law = (sharpness * logits).double().softmax(-1)
         assert p_value(done[:, position].bincount(minlength=3), rows * law) > 1e-4

@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from maskless.draw import SCHEDULES, Guidance, Truncation, constant, guided, ramp
+from maskless.draw import SCHEDULES, Guidance, Truncation, constant, ramp
 from maskless.logits import row_keys
 from maskless.order import COUNTS, ORDERS
 from maskless.plans import plan
@@ -154,10 +154,6 @@ def test_labels_reach_the_network_without_guidance_too():
 
     run(sample, watching, known=torch.arange(L) < torch.tensor([[0], [5], [2], [3], [0]]), steps=3)
     assert seen == [LABELS.tolist(), [0, 2, 1, 0], [0, 2, 1, 0]]  # row 1 has one position to decide
-
-
-def test_a_network_without_a_weight_is_the_network_itself():
-    assert guided(labelled, torch.zeros(3), DROPPED) is labelled
 
 
 @pytest.mark.parametrize(

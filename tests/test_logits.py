@@ -7,18 +7,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from maskless.logits import (
-    draw,
-    guide,
-    gumbel,
-    log_probability,
-    row_keys,
-    rule_out,
-    temper,
-    top_k,
-    top_p,
-    uniforms,
-)
+from maskless.logits import draw, guide, gumbel, log_probability, row_keys, rule_out, temper, top_k, top_p, uniforms
 
 LARGEST = 1 - 2.0**-53  # the largest double below 1
 

@@ -97,11 +97,6 @@ def test_noise_is_the_same_again_and_different_at_every_step():
         assert not (u == u_).any()
 
 
-def test_the_times_of_a_global_batch_are_stratified():
-    t, _ = noise(16, L, seed=3, step=9)
-    assert (t * 16).long().sort().values.tolist() == list(range(16))
-
-
 @pytest.mark.parametrize("name", OBJECTIVES)
 @pytest.mark.parametrize("processes", [2, 3, 6])
 def test_the_loss_is_the_sum_of_the_losses_of_any_number_of_processes(tiny, name, processes):

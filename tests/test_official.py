@@ -1,7 +1,5 @@
 """Released checkpoints: their logits come out, their sizes are found, and what does not fit is named."""
 
-from __future__ import annotations
-
 import sys
 import types
 from pathlib import Path
@@ -14,7 +12,7 @@ from maskless import official
 from maskless.nn.masked import MaskedTransformer
 from maskless.problems import partition
 from nn.reference import parameters, partition_logits, random_state
-from official_logits import LENGTH, MDLM, PGM, SIZES, difference, one_line
+from official_logits import LENGTH, MDLM, PGM, SIZES, difference, one_line, without
 
 PARITY = Path(__file__).resolve().parents[2] / "shared" / "parity" / "text_learn_freqs.safetensors"
 
@@ -74,10 +72,15 @@ def config(mode: str, length: int = LENGTH) -> dict:
     return {"model": {"length": length, "hidden_size": 16, "swap": {"pre_query_mode": mode}}, "seed": 1}
 
 
-@pytest.mark.parametrize("mode", ["learn+freqs", "learn+freqs+mean", "learn+freqs+logsumexp"])
-@pytest.mark.parametrize("legacy", [False, True])
-def test_a_released_pgm_gives_its_logits_with_averaged_and_with_raw_weights(write, mode, legacy):
-    raw, ema = random_state(**PGM), random_state(**PGM, seed=1)
+ONE_HEAD = {"vocab": 7, "width": 24, "heads": 1, "condition": 16, "encoder": 1, "decoder": 3}
+EIGHT_HEADS = {"vocab": 20, "width": 32, "heads": 8, "condition": 4, "encoder": 3, "decoder": 1}
+MDLMS = {"2 blocks": MDLM, "4 blocks": {"vocab": 9, "width": 32, "heads": 4, "condition": 16, "blocks": 4}}
+
+
+@pytest.mark.parametrize("mode", official.QUERY_NAMES)
+@pytest.mark.parametrize(("sizes", "legacy"), [(PGM, True), (PGM, False), (ONE_HEAD, False), (EIGHT_HEADS, False)])
+def test_a_released_pgm_gives_its_logits_with_averaged_and_with_raw_weights(write, mode, sizes, legacy):
+    raw, ema = random_state(**sizes), random_state(**sizes, seed=1)
     path = write(raw, ema=ema, config=config(mode), legacy=legacy)
     assert difference(official.read(path), ema, mode) < 1e-5
     assert difference(official.read(path, weights="ema"), ema, mode) < 1e-5
@@ -85,8 +88,9 @@ def test_a_released_pgm_gives_its_logits_with_averaged_and_with_raw_weights(writ
     assert difference(official.read(path, weights="raw"), ema, mode) > 0.1
 
 
-def test_a_released_mdlm_gives_its_logits_with_averaged_and_with_raw_weights(write):
-    raw, ema = random_state(**MDLM), random_state(**MDLM, seed=1)
+@pytest.mark.parametrize("sizes", MDLMS.values(), ids=MDLMS)
+def test_a_released_mdlm_gives_its_logits_with_averaged_and_with_raw_weights(write, sizes):
+    raw, ema = random_state(**sizes), random_state(**sizes, seed=1)
     path = write(raw, ema=ema, config={"model": {"length": LENGTH}})
     assert isinstance(official.read(path), MaskedTransformer)
     assert difference(official.read(path), ema) < 1e-5
@@ -142,10 +146,6 @@ def test_a_kind_of_query_that_is_not_built_is_refused(write):
     path = write(random_state(**PGM), config=config("learn"))
     with pytest.raises(ValueError, match="learn"):
         official.read(path, weights="raw")
-
-
-def without(state, part: str):
-    return {name: value for name, value in state.items() if part not in name}
 
 
 @pytest.mark.parametrize(

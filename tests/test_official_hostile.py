@@ -1,7 +1,5 @@
 """Odd and hostile checkpoints: no code in them is run, and what is no checkpoint is refused in one line."""
 
-from __future__ import annotations
-
 import os
 import struct
 import zipfile

@@ -1,7 +1,5 @@
 """Pictures show what they are given: each pixel in its place, each step in its frame, and nothing cut off."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import numpy as np
@@ -11,17 +9,7 @@ from PIL import Image
 from torch import Tensor
 
 from maskless import pictures
-from maskless.pictures import (
-    ACCENT,
-    GAP,
-    MARGIN,
-    UNKNOWN,
-    nearest_known,
-    order_gif,
-    order_heatmap,
-    order_text,
-    psnr,
-)
+from maskless.pictures import ACCENT, GAP, MARGIN, UNKNOWN, nearest_known, order_gif, order_heatmap, order_text, psnr
 
 SIDE = 32
 

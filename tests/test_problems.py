@@ -93,17 +93,13 @@ def test_labels_go_to_all_problems_of_their_sequence():
     tokens, order, n = batch([2, 4], 6)
     both, _ = partition(tokens, order, n)
     assert both.labels is None
-    assert both.labelled(torch.tensor([7, 9])).labels.tolist() == [7, 7, 9, 9]
+    for problems in (both.labelled(torch.tensor([7, 9])), partition(tokens, order, n, labels=torch.tensor([7, 9]))[0]):
+        assert problems.labels.tolist() == [7, 7, 9, 9]
     one, _ = split(tokens, order, n, n + 1)
     assert one.labelled(torch.tensor([7, 9])).labels.tolist() == [7, 9]
     assert one.labelled(torch.tensor([7, 9])).labelled(None).labels is None
     with pytest.raises(ValueError, match="3 labels for 4 problems: expected one for each sequence"):
         both.labelled(torch.tensor([1, 2, 3]))
-
-
-def test_both_problems_of_a_partitioned_row_have_its_label():
-    problems, _ = partition(*batch([2, 4], 6), labels=torch.tensor([7, 9]))
-    assert problems.labels.tolist() == [7, 7, 9, 9]
 
 
 def test_a_split_knows_the_first_positions_of_the_order_and_predicts_the_next():

@@ -1,7 +1,5 @@
 """Recipes are values: each makes a network and settings, and the paper's sizes have the paper's parameters."""
 
-from __future__ import annotations
-
 import re
 from dataclasses import replace
 from pathlib import Path
@@ -58,11 +56,16 @@ def tokens(codes: int, grid: int, classes: int) -> PreparedImages:
     return PreparedImages(folder=Path("data"), dtype="uint16", flips=False, skipped=0, splits={}, **sizes, **names)
 
 
-@pytest.mark.parametrize("name", TEXTS)
-def test_every_recipe_of_text_makes_a_network_and_settings(name, vocabulary):
+@pytest.mark.parametrize("name", [*TEXTS, *PICTURES])
+def test_every_recipe_makes_a_network_and_settings(name, vocabulary):
     found = RECIPES[name]
     settings = TrainConfig(**found.train)
-    config = network_config(settings.model, vocabulary(300), found.length, **found.network)
+    if name in TEXTS:
+        config = network_config(settings.model, vocabulary(300), found.length, **found.network)
+    else:
+        pictures = tokens(64, round((found.length - 1) ** 0.5), 10)
+        config = image_network_config(settings.model, pictures, **found.network)
+        assert settings.model == "maskgit" or settings.task == "pgm-arccos"
     assert parameters(settings.model, config) > 0
     assert config.length == found.length
 
@@ -76,15 +79,6 @@ def test_the_paper_trains_all_its_models_alike(name):
     assert (settings.decay, settings.ema, settings.clip, settings.initial) == ("constant", 0.9999, 1.0, "released")
     assert settings.batch % 16 == 0  # over its GPUs
     assert 20 < perplexity(name) < 40
-
-
-@pytest.mark.parametrize("name", PICTURES)
-def test_every_recipe_of_pictures_makes_a_network_and_settings(name):
-    found = RECIPES[name]
-    settings = TrainConfig(**found.train)
-    config = image_network_config(settings.model, tokens(64, round((found.length - 1) ** 0.5), 10), **found.network)
-    assert config.length == found.length
-    assert settings.model == "maskgit" or settings.task == "pgm-arccos"
 
 
 @pytest.mark.parametrize(("data", "millions"), [("cifar10", 33), ("pictures64", 61)])

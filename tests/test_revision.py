@@ -1,7 +1,5 @@
 """Second thoughts: every decided token is judged without seeing itself, the least likely go, what is given stays."""
 
-from __future__ import annotations
-
 import itertools
 import math
 

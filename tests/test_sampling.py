@@ -15,20 +15,54 @@ from maskless.sampling import sample
 from sampling_runs import KINDS, WAYS, B, L, V, certain, run, state
 
 
-def says_its_position(problems: Problems) -> Tensor:
-    return certain(problems.targets, L)
-
-
 def says_how_much_it_saw(problems: Problems) -> Tensor:
     return certain(problems.offsets.lengths[problems.target_offsets.owner], L)
 
 
+SAMPLERS = [{}, {"confident": True}, {"confident": True, "noise": 5.0}]
+
+
+@pytest.mark.parametrize("sampler", SAMPLERS, ids=str)
 @pytest.mark.parametrize(("order", "counts"), WAYS)
-@pytest.mark.parametrize("steps", range(1, L + 1))
-def test_every_wanted_position_is_decided_and_nothing_else(order, counts, steps):
+@pytest.mark.parametrize("steps", range(1, L))
+def test_every_wanted_position_is_decided_once_and_the_others_stay_out(order, counts, steps, sampler):
     tokens, known = state()
-    done, _ = run(says_its_position, tokens, known, steps=steps, order=order, counts=counts)
-    assert torch.equal(done, torch.where(known, tokens, torch.arange(L)))
+    known[:, 4] = False  # and not wanted
+    wanted = ~known & (torch.arange(L) != 4)
+
+    def watching(problems: Problems) -> Tensor:
+        assert not (problems.positions == 4).any()
+        assert not (problems.targets == 4).any()
+        return certain(problems.targets)
+
+    how = {"wanted": wanted, "steps": steps, "order": order, "counts": counts, **sampler}
+    done, taken, _ = run(watching, tokens, known, **how)
+    assert torch.equal(done, torch.where(wanted, torch.arange(L), tokens))
+    seen = torch.zeros(B, L, dtype=torch.long)
+    for step in taken:
+        seen[step.rows, step.positions] += 1
+        assert torch.equal(done[step.rows, step.positions], step.tokens)
+    assert torch.equal(seen, wanted.long())
+    numbers = [step.number for step in taken]
+    assert numbers == sorted(set(numbers) & set(range(steps)))
+
+
+@pytest.mark.parametrize("sampler", SAMPLERS, ids=str)
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize(("order", "counts"), WAYS)
+def test_a_row_is_the_same_alone_and_in_a_batch(tiny, kind, order, counts, sampler):
+    """Also one that takes fewer steps than those beside it."""
+    network, (tokens, _), keys = tiny(kind, scale=0.2), state(), row_keys(5, torch.arange(B))
+    known = torch.rand(B, L, generator=torch.Generator().manual_seed(0)).argsort(1) < torch.arange(B)[:, None]
+    how = {"order": order, "counts": counts, **sampler}
+    together, _, planned = run(network, tokens, known, steps=5, keys=keys, **how)
+    for row in range(B):
+        one, own = slice(row, row + 1), min(5, int((~known[row]).sum()))
+        alone, _, planned_alone = run(network, tokens[one], known[one], steps=own, keys=keys[one], **how)
+        assert torch.equal(alone[0], together[row])
+        assert planned_alone.decided()[0] == planned.decided()[row]
+    backwards, *_ = run(network, tokens.flip(0), known.flip(0), steps=5, keys=keys.flip(0), **how)
+    assert torch.equal(backwards.flip(0), together)
 
 
 @pytest.mark.parametrize(("order", "counts"), WAYS)
@@ -41,7 +75,7 @@ def test_a_step_sees_the_tokens_decided_before_it_and_no_others(order, counts, s
         seen.append(problems)
         return certain((7 * problems.targets + len(seen)) % V, V)
 
-    _, run_steps = run(watching, tokens, known, steps=steps, order=order, counts=counts)
+    _, run_steps, _ = run(watching, tokens, known, steps=steps, order=order, counts=counts)
     now, decided = tokens.clone(), known.clone()
     assert len(seen) == len(run_steps)
     for problems, step in zip(seen, run_steps, strict=True):
@@ -67,7 +101,7 @@ def test_the_context_stands_in_the_order_in_which_it_became_known():
         seen.append(problems.positions[problems.offsets.owner == 0].tolist())
         return certain(problems.targets, V)
 
-    _, steps = run(watching, tokens[2:3], known[2:3], steps=int((~known[2]).sum()))
+    _, steps, _ = run(watching, tokens[2:3], known[2:3], steps=int((~known[2]).sum()))
     came = [int(step.positions) for step in steps]
     given = int(known[2].sum())
     for number, context in enumerate(seen):
@@ -79,34 +113,11 @@ def test_the_context_stands_in_the_order_in_which_it_became_known():
 @pytest.mark.parametrize("steps", range(1, L + 1))
 def test_uniform_steps_grow_the_context_evenly(steps):
     nothing = torch.zeros(2, L, dtype=torch.bool)
-    done, _ = run(says_how_much_it_saw, torch.zeros(2, L, dtype=torch.long), nothing, steps=steps)
+    done, *_ = run(says_how_much_it_saw, torch.zeros(2, L, dtype=torch.long), nothing, steps=steps)
     sizes = [L * (k + 1) // steps - L * k // steps for k in range(steps)]
     expected = [sum(sizes[:k]) for k in range(steps) for _ in range(sizes[k])]
     for row in done:
         assert sorted(row.tolist()) == expected
-
-
-def test_raster_decides_from_left_to_right():
-    tokens, known = state()
-    _, steps = run(says_its_position, tokens, known, steps=L, order="left")
-    for row in range(B):
-        came = [int(p) for step in steps for r, p in zip(step.rows, step.positions, strict=True) if r == row]
-        assert came == (~known[row]).nonzero()[:, 0].tolist()
-
-
-@pytest.mark.parametrize(("order", "counts"), WAYS)
-def test_positions_that_are_neither_known_nor_wanted_stay_out(order, counts):
-    tokens, known = state()
-    known[:, 4] = False
-    wanted = ~known & (torch.arange(L) != 4)
-
-    def watching(problems: Problems) -> Tensor:
-        assert not (problems.positions == 4).any()
-        assert not (problems.targets == 4).any()
-        return certain(problems.targets, V)
-
-    done, _ = run(watching, tokens, known, wanted=wanted, steps=3, order=order, counts=counts)
-    assert torch.equal(done[:, 4], tokens[:, 4])
 
 
 def test_a_causal_plan_goes_from_the_end_of_each_prompt_to_the_end_of_its_row():
@@ -115,26 +126,18 @@ def test_a_causal_plan_goes_from_the_end_of_each_prompt_to_the_end_of_its_row():
     known = place < torch.tensor(begins)[:, None]
     wanted = ~known & (place < torch.tensor(ends)[:, None])
     tokens, planned = torch.full((B, L), -1), plan_causal(known, wanted)
-    list(sample(says_its_position, tokens, planned, row_keys(0, torch.arange(B)), filter=Truncation()))
+    list(
+        sample(
+            lambda problems: certain(problems.targets),
+            tokens,
+            planned,
+            row_keys(0, torch.arange(B)),
+            filter=Truncation(),
+        )
+    )
     assert torch.equal(tokens, torch.where(wanted, place, -1))
     assert torch.equal(planned.came(), torch.where(wanted, place, -1))  # the longer prompts wait
     assert planned.decided() == [list(range(a, b)) for a, b in zip(begins, ends, strict=True)]
-
-
-@pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize(("order", "counts"), WAYS)
-def test_a_row_is_the_same_alone_and_in_a_batch(tiny, kind, order, counts):
-    network, (tokens, _) = tiny(kind, scale=0.2), state()
-    known = torch.rand(B, L, generator=torch.Generator().manual_seed(0)).argsort(1) < torch.arange(B)[:, None]
-    keys = row_keys(5, torch.arange(B))
-    how = {"order": order, "counts": counts}
-    together, _ = run(network, tokens, known, steps=3, keys=keys, **how)
-    for row in range(B):
-        one = slice(row, row + 1)
-        alone, _ = run(network, tokens[one], known[one], steps=3, keys=keys[one], **how)
-        assert torch.equal(alone[0], together[row])
-    backwards, _ = run(network, tokens.flip(0), known.flip(0), steps=3, keys=keys.flip(0), **how)
-    assert torch.equal(backwards.flip(0), together)
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -152,22 +155,9 @@ def test_equal_seeds_give_equal_samples_and_different_seeds_different_ones(tiny,
 
 def test_what_stands_at_unknown_positions_does_not_matter(tiny):
     tokens, known = state()
-    one, _ = run(tiny("position"), tokens, known, steps=3)
-    other, _ = run(tiny("position"), torch.where(known, tokens, -1), known, steps=3)
+    one, *_ = run(tiny("position"), tokens, known, steps=3)
+    other, *_ = run(tiny("position"), torch.where(known, tokens, -1), known, steps=3)
     assert torch.equal(one, other)
-
-
-def test_the_steps_together_hold_every_decided_token_once(tiny):
-    tokens, known = state()
-    done, steps = run(tiny("position"), tokens, known, steps=4, counts="mdlm")
-    seen = torch.zeros(B, L, dtype=torch.long)
-    for step in steps:
-        seen[step.rows, step.positions] += 1
-        assert torch.equal(done[step.rows, step.positions], step.tokens)
-    assert torch.equal(seen, (~known).long())
-    numbers = [step.number for step in steps]
-    assert numbers == sorted(set(numbers))
-    assert set(numbers) <= set(range(4))
 
 
 def test_steps_that_decide_nothing_are_not_run():
@@ -178,7 +168,7 @@ def test_steps_that_decide_nothing_are_not_run():
         return certain(problems.targets, V)
 
     tokens, known = state()  # row 1 lacks one position only
-    _, steps = run(counting, tokens[1:2], known[1:2], steps=1)
+    _, steps, _ = run(counting, tokens[1:2], known[1:2], steps=1)
     assert calls == [1]
     calls.clear()
     run(counting, tokens[:2], known[:2], steps=L)

@@ -1,10 +1,7 @@
 """Shipped models: a run becomes a small folder that loads by its name, offline, and the wheel carries it."""
 
-from __future__ import annotations
-
 import json
 import shutil
-import sys
 import tomllib
 from pathlib import Path
 
@@ -14,16 +11,16 @@ from safetensors.torch import load_file
 
 import maskless
 import ship
-from maskless import cli, shipped
+from maskless import shipped
 from maskless.checkpoint import Model
 from maskless.codec.text import byte_codec
 from maskless.codec.vq import VQ, VQConfig
-from maskless.nn.partition import PartitionConfig, PartitionTransformer
 from maskless.problems import dense
 
 ROOT = Path(__file__).parents[1]
 KINDS = ["position", "ordered", "masked", "causal"]
 WORDS = {"about": "Writes bytes. Badly.", "data": "None. MIT.", "limits": "All."}
+PICTURES = {"length": 17, "classes": 2, "grid": (4, 4), "never": 9}
 SETTINGS = {"batch": 32, "learning_rate": 1e-3, "decay": "cosine", "warmup": 5, "ema": 0.999, "seed": 7}
 
 
@@ -58,13 +55,6 @@ def log_probabilities(model: Model) -> torch.Tensor:
         return model.predict(tokens, torch.arange(4).expand(2, 4), torch.tensor([[4], [4]])).log_softmax(-1)[..., :257]
 
 
-def command(monkeypatch, capsys, *arguments: str) -> tuple[int, str, str]:
-    monkeypatch.setattr(sys, "argv", ["maskless", *arguments])
-    with pytest.raises(SystemExit) as ended:
-        cli.main()
-    return (ended.value.code, *capsys.readouterr())
-
-
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_condensed_model_is_the_same_function_with_fewer_parameters(tiny, kind):
     model = Model(tiny(kind, scale=0.3, vocab=257))
@@ -74,17 +64,10 @@ def test_a_condensed_model_is_the_same_function_with_fewer_parameters(tiny, kind
     assert counts[0] < 0.9 * counts[1]
 
 
-def test_of_the_condition_of_classes_one_entry_for_each_is_enough():
-    torch.manual_seed(0)
-    sizes = {"vocab": 11, "length": 17, "width": 16, "heads": 2, "encoder": 1, "decoder": 1, "condition": 8}
-    network = PartitionTransformer(PartitionConfig(**sizes, classes=2, grid=(4, 4), never=9)).eval()
-    with torch.no_grad():
-        for parameter in network.parameters():
-            parameter += 0.3 * torch.randn_like(parameter)
+def test_of_the_condition_of_classes_one_entry_for_each_is_enough(tiny):
+    network = tiny("position", scale=0.3, **PICTURES)
     small = ship.condensed(Model(network, None, "image", ("cat", "dog"))).network
-    problems = dense(
-        torch.zeros(3, 2, dtype=torch.long), torch.arange(2).expand(3, 2), torch.full((3, 4), 5), None, None
-    )
+    problems = dense(torch.zeros(3, 2, dtype=torch.long), torch.arange(2).expand(3, 2), torch.full((3, 4), 5))
     labels = torch.tensor([0, 1, 2])  # the last stands for a label that was dropped
     with torch.no_grad():
         before, after = (each(problems.labelled(labels)) for each in (network, small))
@@ -108,13 +91,11 @@ def test_a_run_is_shipped_and_loads_by_its_name(run, kind, models):
     assert [path.name for path in models.iterdir()] == ["tiny"]  # nothing is left beside it
 
 
-def test_a_model_of_pictures_is_shipped_with_its_codec_in_half_precision(run, models):
+def test_a_model_of_pictures_is_shipped_with_its_codec_in_half_precision(run, models, tiny):
     folder, _ = run()
     codec = VQ(VQConfig(codes=9, code_width=4, latent=8, width=32, multipliers=(1, 1), blocks=1, channels=1))
-    sizes = {"vocab": 11, "length": 17, "width": 16, "heads": 2, "encoder": 1, "decoder": 1, "condition": 8}
-    network = PartitionTransformer(PartitionConfig(**sizes, classes=2, grid=(4, 4), never=9))
     shutil.rmtree(folder / "model")
-    Model(network.eval(), codec.eval(), "image", ("cat", "dog")).save_pretrained(folder / "model")
+    Model(tiny("position", **PICTURES), codec.eval(), "image", ("cat", "dog")).save_pretrained(folder / "model")
     made = ship.ship(folder, "tiny", words=WORDS)
     again = maskless.load("tiny", device="cpu")
     assert made.parameters == sum(p.numel() for each in (again.network, codec) for p in each.parameters())
@@ -178,19 +159,19 @@ def test_a_name_that_is_almost_right_gets_a_hint(run):
         assert shipped.find(name) is None
 
 
-def test_the_command_lists_what_there_is(run, monkeypatch, capsys):
-    code, out, _ = command(monkeypatch, capsys, "models")
+def test_the_command_lists_what_there_is(run, command):
+    code, out, _ = command("models")
     assert code == 0
     assert out.startswith("no models are shipped")
     assert len(out.splitlines()) == 1
     ship.ship(run()[0], "tiny", words=WORDS)
-    code, out, _ = command(monkeypatch, capsys, "models")
+    code, out, _ = command("models")
     assert code == 0
     assert all(part in out for part in ("tiny", "pgm", "0.0 M", "Badly."))
-    (listed,) = json.loads(command(monkeypatch, capsys, "models", "--json")[1])
+    (listed,) = json.loads(command("models", "--json")[1])
     assert listed["name"] == "tiny"
-    assert command(monkeypatch, capsys, "models", "tiny")[1].startswith("# tiny\n")
-    code, _, err = command(monkeypatch, capsys, "models", "large")
+    assert command("models", "tiny")[1].startswith("# tiny\n")
+    code, _, err = command("models", "large")
     assert (code, err) == (2, "error: unknown model 'large': expected one of those shipped (tiny)\n")
 
 

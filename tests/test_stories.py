@@ -1,7 +1,5 @@
 """Stories are exact samples of the model in a llama2.c file: the same logits as transformers, and the right draws."""
 
-from __future__ import annotations
-
 import json
 import struct
 from pathlib import Path
@@ -13,20 +11,10 @@ import torch
 import stories
 
 WIDTH, HIDDEN, LAYERS, HEADS, VOCAB, LENGTH = 32, 48, 2, 2, 400, 24
-SHAPES = {
-    "embedding": (VOCAB, WIDTH),
-    "norm1": (LAYERS, WIDTH),
-    "q": (LAYERS, WIDTH, WIDTH),
-    "k": (LAYERS, WIDTH, WIDTH),
-    "v": (LAYERS, WIDTH, WIDTH),
-    "out": (LAYERS, WIDTH, WIDTH),
-    "norm2": (LAYERS, WIDTH),
-    "gate": (LAYERS, HIDDEN, WIDTH),
-    "down": (LAYERS, WIDTH, HIDDEN),
-    "up": (LAYERS, HIDDEN, WIDTH),
-    "norm": (WIDTH,),
-    "rotations": (LENGTH, WIDTH // HEADS),
-}
+SHAPES = {"embedding": (VOCAB, WIDTH), "norm1": (LAYERS, WIDTH)}
+SHAPES |= dict.fromkeys(("q", "k", "v", "out"), (LAYERS, WIDTH, WIDTH)) | {"norm2": (LAYERS, WIDTH)}
+SHAPES |= {"gate": (LAYERS, HIDDEN, WIDTH), "down": (LAYERS, WIDTH, HIDDEN), "up": (LAYERS, HIDDEN, WIDTH)}
+SHAPES |= {"norm": (WIDTH,), "rotations": (LENGTH, WIDTH // HEADS)}
 
 
 @pytest.fixture(scope="module")

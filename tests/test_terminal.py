@@ -1,7 +1,5 @@
 """What steers a terminal is shown there, and left as it is in files and pipes."""
 
-from __future__ import annotations
-
 import io
 import sys
 

@@ -1,7 +1,5 @@
 """The training demonstration runs, and shows what it promises."""
 
-from __future__ import annotations
-
 import io
 
 from rich.console import Console

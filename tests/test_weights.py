@@ -1,7 +1,5 @@
 """A file takes the memory that its tensors need: what its configuration claims beyond that is refused first."""
 
-from __future__ import annotations
-
 import json
 import zipfile
 from collections.abc import Iterator
@@ -9,39 +7,24 @@ from pathlib import Path
 
 import pytest
 import torch
-from torch import Tensor
-from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_leaves
 
 from maskless import official, official_vq
 from maskless.checkpoint import Model
 from maskless.codec.vq import VQ, PixelCodec, VQConfig, read_codec
 from nn.reference import random_state
 from official_logits import LENGTH, PGM
+from tiny_networks import Largest
 
 MUCH = 4_000_000  # times the sizes of a tiny network, hundreds of megabytes
 LITTLE = 16 << 20
 
 
-class Memory(TorchDispatchMode):
-    """How large the largest tensor is that comes out of anything torch does."""
-
-    largest = 0
-
-    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
-        out = function(*args, **kwargs or {})
-        for value in tree_leaves(out):
-            if isinstance(value, Tensor) and value.device.type != "meta":
-                self.largest = max(self.largest, value.untyped_storage().nbytes())
-        return out
-
-
 @pytest.fixture
 def little() -> Iterator[None]:
     """In such a test no tensor may be large."""
-    with Memory() as memory:
+    with Largest() as largest:
         yield
-    assert memory.largest < LITTLE
+    assert largest.bytes < LITTLE
 
 
 def change(folder: Path, part: str, **fields) -> None:

@@ -1,9 +1,7 @@
 """Models that the tests of the public functions share."""
 
-from __future__ import annotations
-
 import pytest
-from api_models import over_bytes
+from api_models import of_pictures, over_bytes
 
 from maskless import Model
 
@@ -16,3 +14,8 @@ def plain(tiny) -> Model:
 @pytest.fixture(scope="module")
 def causal(tiny) -> Model:
     return over_bytes(tiny, "causal")
+
+
+@pytest.fixture(scope="module")
+def artist(tiny) -> Model:
+    return of_pictures(tiny)

@@ -1,7 +1,5 @@
 """One model in many hands: calls from any thread, inside one another and after a fork give what they give alone."""
 
-from __future__ import annotations
-
 import os
 import signal
 import sys
@@ -14,14 +12,12 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from api_models import over_bytes
+from api_models import of_pictures, over_bytes
 
 import maskless
 from maskless import Model, fill, generate, log_likelihood
-from maskless.codec.vq import PixelCodec
 from maskless.engine import Engine, engine_of, registry
 from maskless.engine import engine as engine_module
-from maskless.nn.partition import PartitionConfig, PartitionTransformer
 from maskless.problems import Offsets
 
 TEXT, WAIT = "ab[4]c[3]", 60
@@ -34,15 +30,6 @@ def restless() -> Iterator[None]:
     sys.setswitchinterval(1e-5)
     yield
     sys.setswitchinterval(before)
-
-
-def artist() -> Model:
-    torch.manual_seed(0)
-    sizes = {"vocab": 7, "length": 10, "width": 16, "heads": 2, "encoder": 1, "decoder": 1, "condition": 8}
-    network = PartitionTransformer(PartitionConfig(**sizes, grid=(3, 3), classes=2, registers=True))
-    for parameter in network.parameters():
-        parameter.data += 0.3 * torch.randn_like(parameter)
-    return Model(network, PixelCodec(5), "image", ["dog", "cat"]).eval()
 
 
 def told(text: maskless.Text) -> tuple[Any, ...]:
@@ -84,7 +71,7 @@ def calls_of(model: Model) -> list[Callable[[int], Any]]:
 @pytest.mark.parametrize("kind", ["ordered", "position", "masked", "causal", "pictures"])
 def test_calls_from_eight_threads_give_what_they_give_alone(tiny, kind):
     def fresh() -> Model:
-        return artist() if kind == "pictures" else over_bytes(tiny, kind)
+        return of_pictures(tiny) if kind == "pictures" else over_bytes(tiny, kind)
 
     jobs = [(number, seed) for seed in range(2) for number in range(len(calls_of(fresh())))]
     alone = [calls_of(fresh())[number](seed) for number, seed in jobs]

@@ -1,7 +1,5 @@
 """Codecs: what is encoded comes back, special tokens stay out, and templates keep their spaces."""
 
-from __future__ import annotations
-
 import pickle
 import tracemalloc
 
@@ -93,12 +91,14 @@ def test_token_text_shows_spaces_and_incomplete_characters():
         BYTES.token_text(257)
 
 
-def test_a_saved_codec_is_the_same_codec(tmp_path):
-    path = BPE.save(tmp_path / "model")
-    assert [p.name for p in path.parent.iterdir()] == ["tokenizer.json"]
-    for again in (TextCodec.load(path), TextCodec.load(path.parent), codec(path), pickle.loads(pickle.dumps(BPE))):
-        assert again.tokenizer.to_str() == BPE.tokenizer.to_str()
-        assert again.encode("a<|endoftext|> cat") == BPE.encode("a<|endoftext|> cat")
+def test_a_saved_codec_is_the_same_codec(bert, tmp_path):
+    for name, one in (("bpe", BPE), ("bert", bert)):
+        path = one.save(tmp_path / name)
+        assert [p.name for p in path.parent.iterdir()] == ["tokenizer.json"]
+        for again in (TextCodec.load(path), TextCodec.load(path.parent), codec(path), pickle.loads(pickle.dumps(one))):
+            assert again.tokenizer.to_str() == one.tokenizer.to_str()
+            assert again.encode("a<|endoftext|> The CAT satting.") == one.encode("a<|endoftext|> The CAT satting.")
+            assert again.pad == one.pad
 
 
 def test_wordpiece_lower_cases_and_knows_its_special_tokens(bert):
@@ -107,12 +107,6 @@ def test_wordpiece_lower_cases_and_knows_its_special_tokens(bert):
     assert bert.encode("[MASK]") == [10, 12, 11]
     assert bert.decode([2, 5, 6, 7, 8, 13, 3, 0, 0]) == "the cat satting."
     assert bert.token_text(8) == "##ting"
-
-
-def test_a_saved_wordpiece_codec_is_the_same_codec(bert, tmp_path):
-    again = TextCodec.load(bert.save(tmp_path / "model"))
-    assert again.encode("The CAT satting.") == bert.encode("The CAT satting.")
-    assert again.pad == bert.pad
 
 
 def test_padding_and_truncation_of_a_foreign_file_are_switched_off(tmp_path):
@@ -235,13 +229,8 @@ def test_what_is_said_about_a_long_template_is_short(template):
     assert len(str(raised.value)) < 200
 
 
-def test_starts_with_space_agrees_with_decoding():
-    flags = starts_with_space(BPE)
-    assert len(flags) == BPE.vocab
-    assert flags == [BPE.token_text(i).startswith(" ") for i in range(BPE.vocab)]
-
-
-def test_starts_with_space_is_a_question_for_byte_level_vocabularies(bert):
+def test_starts_with_space_agrees_with_decoding_and_is_a_question_for_byte_level_vocabularies(bert):
+    assert starts_with_space(BPE) == [BPE.token_text(i).startswith(" ") for i in range(BPE.vocab)]
     with pytest.raises(ValueError, match="byte-level"):
         starts_with_space(bert)
     assert not TextCodec(Tokenizer(models.BPE())).byte_level

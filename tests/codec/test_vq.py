@@ -1,7 +1,5 @@
 """Image codecs: gradients straight through the codes, tokens and pixels that come back, and mistakes that are named."""
 
-from __future__ import annotations
-
 import json
 
 import numpy as np

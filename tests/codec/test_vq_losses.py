@@ -1,7 +1,5 @@
 """What a codec is trained on: each loss at values that are known by hand."""
 
-from __future__ import annotations
-
 import math
 
 import pytest

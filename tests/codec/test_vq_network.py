@@ -1,7 +1,5 @@
 """The network of the image codec is its description, and gives the released code's tokens and pixels."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

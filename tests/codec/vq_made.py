@@ -1,11 +1,10 @@
 """Small image codecs whose every parameter differs from its start, and noise for them to encode."""
 
-from __future__ import annotations
-
 import torch
 from torch import Tensor
 
 from maskless.codec.vq import VQ, VQConfig
+from tiny_networks import shaken
 
 TINY = {"codes": 20, "code_width": 4, "latent": 8, "width": 32, "blocks": 1}
 FACTORS = {2: (1, 1), 4: (1, 1, 2), 8: (1, 1, 1, 2)}
@@ -14,11 +13,7 @@ FACTORS = {2: (1, 1), 4: (1, 1, 2), 8: (1, 1, 1, 2)}
 def make(factor: int = 2, seed: int = 0, **sizes) -> VQ:
     """A codec whose every parameter differs from its start."""
     torch.manual_seed(seed)
-    codec = VQ(VQConfig(multipliers=FACTORS[factor], **TINY | sizes))
-    with torch.no_grad():
-        for parameter in codec.parameters():
-            parameter += 0.1 * torch.randn_like(parameter)
-    return codec.eval()
+    return shaken(VQ(VQConfig(multipliers=FACTORS[factor], **TINY | sizes)), 0.1)
 
 
 def noise(*shape: int, seed: int = 1) -> Tensor:

@@ -1,7 +1,5 @@
 """What packs a file, by its suffix."""
 
-from __future__ import annotations
-
 import gzip
 import lzma
 

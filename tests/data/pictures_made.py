@@ -1,7 +1,5 @@
 """Pictures for tests, as files, folders and archives, and what is read back from them."""
 
-from __future__ import annotations
-
 import io
 import tarfile
 import zipfile

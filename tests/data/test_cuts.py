@@ -1,7 +1,5 @@
 """Cuts between words: the tokens of the pieces are those of the whole text."""
 
-from __future__ import annotations
-
 import itertools
 
 import pytest
@@ -12,26 +10,8 @@ from tokenizers import Tokenizer, decoders, pre_tokenizers
 from maskless.codec.text import TextCodec, byte_codec, train_bpe
 from maskless.data.cuts import between_words
 
-SEPARATORS = [
-    " ",
-    "  ",
-    "\n",
-    "\n\n",
-    "\t",
-    " \n ",
-    "   ",
-    ", ",
-    "...",
-    "'s ",
-    "’s ",
-    " - ",
-    "…",
-    "。",
-    "、",
-    "(",
-    ") ",
-    ' "',
-]
+SEPARATORS = [" ", "  ", "   ", "\n", "\n\n", "\t", " \n ", ", ", "...", "'s ", "’s ", " - ", "…"]
+SEPARATORS += ["。", "、", "(", ") ", ' "']
 WORDS = st.text(alphabet="abcXYZé漢字かß019e\u0301_'", min_size=1, max_size=6).map(lambda word: f"{word}a")
 TEXTS = st.lists(st.tuples(WORDS, st.sampled_from(SEPARATORS)), min_size=20, max_size=60).map(
     lambda pairs: "".join(itertools.chain(*pairs))
@@ -41,27 +21,10 @@ SENTENCES = ["the cat's mat, and the dog's", "a\n\nb  c   d", "XYZ 019 漢字か
 
 def wordpiece(folder) -> TextCodec:
     letters = "abcxyze漢字かß019_'’.,-()\"…。、"
-    words = [
-        "[PAD]",
-        "[UNK]",
-        "[CLS]",
-        "[SEP]",
-        "[MASK]",
-        *letters,
-        *(f"##{letter}" for letter in letters),
-        "ab",
-        "##ca",
-    ]
+    special = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
+    words = [*special, *letters, *(f"##{letter}" for letter in letters), "ab", "##ca"]
     (folder / "vocab.txt").write_text("\n".join(words))
     return TextCodec.load(folder / "vocab.txt")
-
-
-def with_prefix(_) -> TextCodec:
-    """A byte-level vocabulary that reads a space before a text, as some do."""
-    tokenizer = Tokenizer.from_str(train_bpe(SENTENCES, 300).tokenizer.to_str())
-    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=True)
-    tokenizer.decoder = decoders.ByteLevel()
-    return TextCodec(tokenizer)
 
 
 CODECS = {
@@ -98,8 +61,11 @@ def test_a_vocabulary_learnt_from_pieces_is_that_of_the_whole_text():
 
 
 def test_between_two_words_comes_first():
-    """Vocabularies that read a space before each text are cut there without harm."""
-    codec = with_prefix(None)
+    """Vocabularies that read a space before each text, as some do, are cut there without harm."""
+    tokenizer = Tokenizer.from_str(train_bpe(SENTENCES, 300).tokenizer.to_str())
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=True)
+    tokenizer.decoder = decoders.ByteLevel()
+    codec = TextCodec(tokenizer)
     text = "abc,abc " * 40 + "abc"
     pieces = cut(text, 16)
     assert all(piece.startswith(" ") for piece in pieces[1:])

@@ -1,7 +1,5 @@
 """Detokenising: the spaces that tokenisation put in go, all others stay."""
 
-from __future__ import annotations
-
 import pytest
 
 from maskless.data.detokenize import detokenize

@@ -1,7 +1,5 @@
 """Pictures in arrays: IDX, CIFAR and NumPy files give back what was put in, and a bad one is named in a line."""
 
-from __future__ import annotations
-
 import gzip
 import struct
 

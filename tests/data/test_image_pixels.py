@@ -1,7 +1,5 @@
 """One picture: whatever its kind and shape, it becomes the square that it shows."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
 

@@ -1,7 +1,5 @@
 """Folders, archives and data sets of pictures give back the pixels that were put in; a bad one is named in a line."""
 
-from __future__ import annotations
-
 from itertools import islice
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """Preparing: the rows hold the documents, the split is even and fixed, and nothing half-written is left behind."""
 
-from __future__ import annotations
-
 import itertools
 import json
 import subprocess

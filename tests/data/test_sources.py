@@ -1,7 +1,5 @@
 """Sources: every kind of file gives its documents back, and every kind of bad file is named in one line."""
 
-from __future__ import annotations
-
 import gzip
 import json
 import lzma
@@ -118,11 +116,6 @@ def test_odd_but_legal_lines(tmp_path):
     assert documents(read([path], field="body")) == ["one", "half \ufffd pair", "🙂", "raw \ufffd half"]
 
 
-def test_a_byte_order_mark_is_no_text(tmp_path):
-    (tmp_path / "a.txt").write_bytes("\ufeffhello".encode())
-    assert documents(read([tmp_path / "a.txt"])) == ["hello"]
-
-
 @pytest.mark.parametrize("suffix", PACKERS)
 def test_line_ends_are_the_same_whatever_they_are_on_disk(tmp_path, monkeypatch, suffix):
     text = "".join(f"line {i} é漢\n" + "\n" * (i % 3) for i in range(500)) + "end\n"
@@ -134,14 +127,17 @@ def test_line_ends_are_the_same_whatever_they_are_on_disk(tmp_path, monkeypatch,
     assert corpus.total == path.stat().st_size
 
 
-def test_a_return_alone_at_the_very_end_is_a_line_end(tmp_path):
-    (tmp_path / "a.txt").write_bytes(b"one\r\ntwo\r")
-    assert documents(read([tmp_path / "a.txt"])) == ["one\ntwo\n"]
-
-
-def test_line_ends_in_json_lines_are_the_same_too(tmp_path):
-    (tmp_path / "a.jsonl").write_bytes(jsonl(["one\r\ntwo\r", "three\n\r\n"]).replace(b"\n", b"\r\n"))
-    assert documents(read([tmp_path / "a.jsonl"])) == ["one\ntwo\n", "three\n\n"]
+@pytest.mark.parametrize(
+    ("name", "data", "expected"),
+    [
+        ("a.txt", "\ufeffhello".encode(), ["hello"]),  # a byte order mark is no text
+        ("a.txt", b"one\r\ntwo\r", ["one\ntwo\n"]),  # a return alone at the very end
+        ("a.jsonl", jsonl(["one\r\ntwo\r", "three\n\r\n"]).replace(b"\n", b"\r\n"), ["one\ntwo\n", "three\n\n"]),
+    ],
+)
+def test_marks_and_line_ends_of_other_systems(tmp_path, name, data, expected):
+    (tmp_path / name).write_bytes(data)
+    assert documents(read([tmp_path / name])) == expected
 
 
 def test_folders_are_read_in_order_without_hidden_empty_and_foreign_files(tmp_path):

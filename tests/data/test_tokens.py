@@ -1,7 +1,5 @@
 """Token files: rows as they were written, folders checked, and every row once an epoch."""
 
-from __future__ import annotations
-
 import json
 import os
 import pickle

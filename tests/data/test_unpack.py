@@ -1,7 +1,5 @@
 """Packed files: what they hold comes in small stretches, and a file that holds suspiciously much is refused."""
 
-from __future__ import annotations
-
 import gzip
 import struct
 import tarfile
@@ -118,13 +116,8 @@ def test_arrays_of_huge_pictures_are_named(tmp_path):
 def test_sizes_are_read_and_told_as_one_writes_them():
     said = {"500MB": 500_000_000, "64 GB": 64 * 10**9, "1.5t": 1_500_000_000_000, "7k": 7000, "123": 123}
     assert {text: in_bytes(text) for text in said} == said
-    assert [in_words(size) for size in (7, 1500, 256 * 10**6, 10**9, 4 * 10**12)] == [
-        "7 bytes",
-        "1.5 kB",
-        "256 MB",
-        "1 GB",
-        "4,000 GB",
-    ]
+    told = {7: "7 bytes", 1500: "1.5 kB", 256 * 10**6: "256 MB", 10**9: "1 GB", 4 * 10**12: "4,000 GB"}
+    assert {size: in_words(size) for size in told} == told
     for wrong in ("", "much", "-1GB", "0", "GB", "1 GiB", "1e9", "nan"):
         with pytest.raises(ValueError, match="is no size: expected a number of bytes such as 500MB or 64GB"):
             in_bytes(wrong)

@@ -1,7 +1,5 @@
 """What two processes see in the images of both, written to files. Started twice by test_images.py with a folder."""
 
-from __future__ import annotations
-
 import sys
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """The harness: lm-eval runs local tasks from end to end, and what it asks for is answered without it too."""
 
-from __future__ import annotations
-
 import json
 import re
 import shutil

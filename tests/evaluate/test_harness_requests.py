@@ -1,7 +1,5 @@
 """What the harness makes of each request: its room, its own random numbers, its target, and how to draw."""
 
-from __future__ import annotations
-
 import types
 from collections.abc import Callable
 from importlib.util import find_spec

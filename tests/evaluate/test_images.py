@@ -1,7 +1,5 @@
 """FID, Inception Score, precision and recall: identities, naive references, and statistics under any split."""
 
-from __future__ import annotations
-
 import dataclasses
 import itertools
 import json

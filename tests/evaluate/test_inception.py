@@ -1,7 +1,5 @@
 """Feature networks: Inception-v3 has the values of torch-fidelity's, files are what they say, and errors are clear."""
 
-from __future__ import annotations
-
 import hashlib
 import pickle
 import sys

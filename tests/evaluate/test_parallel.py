@@ -38,13 +38,8 @@ def test_what_a_filter_rules_out_has_no_finite_divergence(model):
     assert one.tokens_per_round < 6
 
 
-def test_the_command_prints_a_row_for_each(model, tmp_path, capsys):
-    from maskless.cli import app
-
-    model.save_pretrained(tmp_path / "model")
-    order = ["evaluate", str(tmp_path / "model"), "--what", "parallel", "--draft", "2,3", "--order", "random"]
-    with pytest.raises(SystemExit) as ended:
-        app([*order, "--texts", "2", "--json"])
-    assert ended.value.code == 0
-    found = json.loads(capsys.readouterr().out)["parallel"]["parallel"]
+def test_the_command_prints_a_row_for_each(model, tmp_path, command):
+    model.save_pretrained(tmp_path)
+    asked = ("--what", "parallel", "--draft", "2,3", "--order", "random", "--texts", 2, "--json")
+    found = json.loads(command("evaluate", tmp_path, *asked).out)["parallel"]["parallel"]
     assert [one["draft"] for one in found] == [2, 3]

@@ -1,7 +1,5 @@
 """The leak probe on networks of pictures: none leaks, one that does is found out, and the command says so."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable
 from functools import partial
@@ -18,6 +16,7 @@ from maskless.nn.maskgit import MaskGIT, MaskGITConfig
 from maskless.nn.partition import PartitionConfig, PartitionTransformer
 from maskless.objective import pgm_arccos
 from maskless.problems import Problems
+from tiny_networks import shaken
 
 CODES, CLASSES, GRID = 9, 3, (3, 3)
 SIZES = {"length": 10, "grid": GRID, "width": 32, "heads": 2, "classes": CLASSES}
@@ -33,10 +32,7 @@ def make(kind: str) -> nn.Module:
     else:
         halves = {"encoder": 1, "decoder": 1, "registers": True, "never": CODES}
         network = PartitionTransformer(PartitionConfig(**SIZES, **halves, vocab=CODES + 2))
-    with torch.no_grad():
-        for parameter in network.parameters():
-            parameter += 0.1 * torch.randn_like(parameter)
-    return network.eval()
+    return shaken(network, 0.1)
 
 
 def codes() -> Tensor:

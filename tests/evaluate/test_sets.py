@@ -1,16 +1,13 @@
 """Real pictures as a reference: a side of them is the side that was prepared."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 
-import numpy as np
 import pytest
 import torch
-from PIL import Image
-from torch import Tensor, nn
 
+from command_inputs import INPUTS
+from command_inputs import photos as photos_of
 from maskless.codec.vq import PixelCodec, to_images
 from maskless.data.image_prepare import prepare_images
 from maskless.evaluate import sets
@@ -19,12 +16,7 @@ from maskless.evaluate import sets
 @pytest.fixture(scope="module")
 def photos(tmp_path_factory) -> Path:
     """100 different pictures without a split."""
-    folder = tmp_path_factory.mktemp("sets") / "photos"
-    folder.mkdir()
-    rng = np.random.default_rng(0)
-    for i in range(100):
-        Image.fromarray(rng.integers(0, 256, (4, 4, 3), dtype=np.uint8)).save(folder / f"{i:03d}.png")
-    return folder
+    return photos_of(tmp_path_factory.mktemp("sets") / "photos", [""], count=100, shape=(4, 4, 3))
 
 
 @pytest.fixture(scope="module")
@@ -34,7 +26,7 @@ def parted(photos) -> Path:
         target = photos.parent / "parted" / side / "a"
         target.mkdir(parents=True)
         for i in some:
-            (target / f"{i}.png").write_bytes((photos / f"{i:03d}.png").read_bytes())
+            (target / f"{i}.png").write_bytes((photos / f"{i}.png").read_bytes())
     return photos.parent / "parted"
 
 
@@ -55,18 +47,11 @@ def test_without_a_share_it_is_that_of_prepare(photos):
     assert sets.real(str(photos)).count == 100
 
 
-class Means(nn.Module):
-    def forward(self, x: Tensor) -> Tensor:
-        return x.mean((2, 3))
-
-
 @pytest.fixture
 def fid(command, tmp_path):
     """The command `fid` through a small network: how it ended."""
-    torch.jit.script(Means()).save(str(tmp_path / "means.pt"))
-    return lambda *words: command(
-        "fid", *words, "--features", tmp_path / "means.pt", "--feature-input", "pixels", "--json"
-    )
+    INPUTS["inception.pt"](network := tmp_path / "means.pt")
+    return lambda *words: command("fid", *words, "--features", network, "--feature-input", "pixels", "--json")
 
 
 def test_the_command_line_takes_the_share(photos, parted, fid):

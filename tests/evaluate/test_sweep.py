@@ -1,7 +1,5 @@
 """A sweep over guidance: each point once, in a table and in a curve."""
 
-from __future__ import annotations
-
 import dataclasses
 import json
 

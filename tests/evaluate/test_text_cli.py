@@ -1,7 +1,5 @@
 """`maskless evaluate` of models of text: every measure as JSON and as a table, and mistakes in one line."""
 
-from __future__ import annotations
-
 import json
 import re
 import shlex
@@ -9,16 +7,11 @@ import shutil
 from pathlib import Path
 
 import pytest
-import typer
-from typer.main import get_command
 
 from maskless.checkpoint import Model
-from maskless.cli import app
 from maskless.codec.text import byte_codec
 from maskless.data.prepare import prepare
 from maskless.data.toy import write
-
-DOCUMENT = Path(__file__).parents[2] / "docs" / "evaluation.md"
 
 
 @pytest.fixture(scope="module")
@@ -39,14 +32,14 @@ def folder(tmp_path_factory, tiny) -> Path:
     return path
 
 
-def found(ended) -> dict:
-    assert ended.code == 0, ended.err
-    return strictly(ended.out)
-
-
 def strictly(text: str) -> dict:
     """What JSON says, without NaN and Infinity, which Python alone would read."""
     return json.loads(text, parse_constant=lambda word: pytest.fail(f"{word} is not JSON"))
+
+
+def found(ended) -> dict:
+    assert ended.code == 0, ended.err
+    return strictly(ended.out)
 
 
 def test_bounds_of_other_texts_are_in_bits_too(folder, command):
@@ -210,10 +203,7 @@ def test_gradients_have_a_variance(model, first, folder, command):
             "{pgm} --what speed",
             "--what 'speed' is unknown: expected some of bound, genppl, orders, parallel, leak, variance",
         ),
-        (
-            "{pgm} --what genppl,orders --revise 2",
-            "expected no --what orders beside it",
-        ),
+        ("{pgm} --what genppl,orders --revise 2", "expected no --what orders beside it"),
         ("{pgm} --what orders", "expected --data DIR (a prepared folder) or a text file for --what orders"),
         ("{pgm} --what variance", "expected --data DIR"),
         ("{pgm} --data {little}", "has too little text: 11 tokens, and a row needs 16"),
@@ -242,17 +232,3 @@ def test_mistakes_are_one_line(words, says, folder, command):
     assert ended.out == ""
     assert ended.err.count("\n") == 1
     assert says in ended.err
-
-
-def test_the_commands_of_the_document_parse():
-    lines = re.findall(
-        r"^(?:accelerate launch -m )?maskless (.*?)(?<!\\)$", DOCUMENT.read_text(), re.MULTILINE | re.DOTALL
-    )
-    commands = get_command(app).commands
-    assert len(lines) > 5
-    for line in lines:
-        name, *rest = shlex.split(line.replace("\\\n", " "), comments=True)
-        try:
-            commands[name].make_context(name, rest)
-        except typer.BadParameter.__base__ as error:
-            pytest.fail(f"maskless {line}: {error.format_message()}")

@@ -1,7 +1,5 @@
 """Generative perplexity: hand counts of variety, points that are not computed twice, documents that end."""
 
-from __future__ import annotations
-
 import gzip
 import itertools
 import json

@@ -1,7 +1,5 @@
 """Judges of text: the cost of a row is the judge's own loss, whatever the judge comes as."""
 
-from __future__ import annotations
-
 import math
 
 import pytest

@@ -1,7 +1,5 @@
 """Scores of options: exact where a toy can be enumerated."""
 
-from __future__ import annotations
-
 import itertools
 import math
 import random

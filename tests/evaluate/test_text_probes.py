@@ -1,7 +1,5 @@
 """Probes of a network: orders against brute force, leaks that are found, gradient variance in closed form."""
 
-from __future__ import annotations
-
 import itertools
 import math
 import threading

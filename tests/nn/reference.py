@@ -4,8 +4,6 @@ Written from the formulas of the architecture and from nothing in the package, f
 released names. Shapes: B batch, L length, H width, V vocabulary.
 """
 
-from __future__ import annotations
-
 import math
 
 import torch

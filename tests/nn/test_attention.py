@@ -20,7 +20,7 @@ RAGGED = [  # lengths of the segments of queries and of keys
     pytest.param([0, 0], [2, 3], id="no queries at all"),
 ]
 EQUAL = [pytest.param([3, 3], [5, 5], id="equal"), pytest.param([2, 2, 2], [0, 0, 0], id="equal and empty")]
-OWN = [pytest.param([3, 0, 1, 5], id="ragged"), pytest.param([4, 4], id="equal"), pytest.param([0, 0], id="empty")]
+OWN = [pytest.param(own, own, id=f"own {own}") for own in ([3, 0, 1, 5], [4, 4], [0, 0])]
 
 
 def packed(lengths: list[int], seed: int, heads: int = 2, width: int = 4) -> Tensor:
@@ -52,18 +52,13 @@ def loop(q: Tensor, k: Tensor, v: Tensor, q_lengths: list[int], k_lengths: list[
     return out
 
 
-@pytest.mark.parametrize(("q_lengths", "k_lengths"), RAGGED + EQUAL)
-def test_attention_equals_a_loop(q_lengths, k_lengths):
+@pytest.mark.parametrize(("q_lengths", "k_lengths"), [*RAGGED, *EQUAL, *OWN])
+def test_attention_equals_a_loop_and_causal_attention_too(q_lengths, k_lengths):
     q, k, v = three(q_lengths, k_lengths)
-    out = attention(q, k, v, offsets(q_lengths), offsets(k_lengths), causal=False)
-    torch.testing.assert_close(out.double(), loop(q, k, v, q_lengths, k_lengths), atol=1e-5, rtol=0)
-
-
-@pytest.mark.parametrize("lengths", OWN)
-def test_causal_attention_equals_a_loop(lengths):
-    q, k, v = three(lengths, lengths)
-    out = attention(q, k, v, offsets(lengths), offsets(lengths), causal=True)
-    torch.testing.assert_close(out.double(), loop(q, k, v, lengths, lengths, causal=True), atol=1e-5, rtol=0)
+    for causal in (False, True) if q_lengths == k_lengths else (False,):
+        out = attention(q, k, v, offsets(q_lengths), offsets(k_lengths), causal=causal)
+        expected = loop(q, k, v, q_lengths, k_lengths, causal)
+        torch.testing.assert_close(out.double(), expected, atol=1e-5, rtol=0)
 
 
 @pytest.mark.parametrize("causal", [False, True])

@@ -4,7 +4,6 @@ import pytest
 import torch
 from torch import Tensor
 
-from maskless.nn.causal import CausalConfig
 from maskless.problems import Problems, dense
 
 L = 8
@@ -53,8 +52,3 @@ def test_problems_that_are_no_prefixes_are_refused(tiny):
     for problems in (shuffled, late, far, ragged):
         with pytest.raises(ValueError, match="contexts must be prefixes of one length"):
             network.check(problems)
-
-
-def test_contradictory_sizes_are_refused():
-    with pytest.raises(ValueError, match="width 16 does not split into 3 heads"):
-        CausalConfig(vocab=11, length=8, width=16, heads=3)

@@ -1,10 +1,7 @@
 """The Partition Transformer for images: classes, registers and rows and columns, with nothing leaking anywhere."""
 
-from __future__ import annotations
-
 import dataclasses
 import itertools
-import json
 
 import pytest
 import torch
@@ -13,10 +10,11 @@ from torch import Tensor
 from maskless import official
 from maskless.nn import blocks
 from maskless.nn.attention import rotate
-from maskless.nn.blocks import ClassCondition, Modulation, open_gates
+from maskless.nn.blocks import open_gates
 from maskless.nn.partition import PartitionConfig, PartitionTransformer, Registers, rotary_grid
 from maskless.problems import Offsets, dense, partition, split
 from nn.reference import image_logits, random_state
+from tiny_networks import shaken
 
 CLASSES, CODES = 3, 9
 GRID, L = (2, 4), 9
@@ -27,12 +25,7 @@ SPLITS = [pytest.param([4, 6], id="both groups"), pytest.param([1, 9], id="BOS a
 def make(**kinds) -> PartitionTransformer:
     """A network whose parameters all differ from their start."""
     torch.manual_seed(0)
-    kinds = {"classes": CLASSES, "registers": True} | kinds
-    network = PartitionTransformer(PartitionConfig(**SIZES | kinds)).eval()
-    with torch.no_grad():
-        for parameter in network.parameters():
-            parameter += 0.1 * torch.randn_like(parameter)
-    return network
+    return shaken(PartitionTransformer(PartitionConfig(**SIZES | {"classes": CLASSES, "registers": True} | kinds)), 0.1)
 
 
 @pytest.fixture(
@@ -269,34 +262,6 @@ def test_two_dimensional_rope_sees_differences_of_rows_and_of_columns():
     assert torch.equal(by_column[before + 1], by_column[before + 1 + columns])
 
 
-def test_a_config_survives_json():
-    config = make(grid=GRID, rope="2d").config
-    assert PartitionConfig(**json.loads(json.dumps(dataclasses.asdict(config)))) == config
-
-
-@pytest.mark.parametrize(
-    ("change", "message"),
-    [
-        ({"classes": 0}, "classes 0 is out of range"),
-        ({"grid": (3, 3)}, "length 9 does not hold a BOS and a grid of 3 x 3"),
-        ({"rope": "3d"}, "unknown rope '3d': expected one of 1d, 2d"),
-        ({"rope": "2d"}, "rope 2d needs a grid"),
-        ({"rope": "2d", "grid": GRID, "heads": 8}, "a multiple of 4"),
-    ],
-)
-def test_contradictory_sizes_are_refused(change, message):
-    with pytest.raises(ValueError, match=message):
-        PartitionConfig(**SIZES | change)
-
-
 def test_a_network_without_classes_takes_no_labels():
     with pytest.raises(ValueError, match="labels were given to a network without classes"):
         make(classes=None)(partition(*batch([4, 6]), given=1)[0])
-
-
-def test_the_condition_is_the_row_of_the_class_itself():
-    condition = ClassCondition(3, 4)
-    assert torch.equal(condition(torch.tensor([2, 0, 3])), condition.weight[[2, 0, 3]])
-    assert torch.equal(condition(), condition.weight[[3]])
-    shift, scale = Modulation(4, 6, 2)(condition(torch.tensor([1])))
-    assert shift.shape == scale.shape == (1, 6)

@@ -4,11 +4,9 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from maskless import official
 from maskless.nn import autocast
-from maskless.nn.partition import PartitionConfig, PartitionTransformer, segment_logsumexp, segment_mean, sinusoids
+from maskless.nn.partition import PartitionTransformer, segment_logsumexp, segment_mean, sinusoids
 from maskless.problems import Offsets, dense, partition, split
-from nn.reference import partition_logits, random_state
 
 L = 8
 SPLITS = [
@@ -136,17 +134,14 @@ def test_only_an_ordered_context_stays_as_it_was_when_tokens_are_added(tiny, kin
 
 
 @torch.no_grad()
-def test_the_order_of_the_context_matters_only_to_an_ordered_one(partition_network):
+def test_the_order_of_the_context_matters_only_to_an_ordered_one(network):
     tokens, order, _ = batch([0])
     context, targets = order[:, :6], order[:, 6:]
-    one, other = (
-        partition_network(dense(tokens.gather(1, places), places, targets)) for places in (context, context.flip(1))
-    )
+    asked = (dense(tokens.gather(1, places), places, targets) for places in (context, context.flip(1)))
+    one, other = (predictable(network(problems)) for problems in asked)
     difference = (one - other).abs().max()
-    if partition_network.config.context == "ordered":
-        assert difference > 1e-4
-    else:
-        assert difference < 1e-5
+    ordered = isinstance(network, PartitionTransformer) and network.config.context == "ordered"
+    assert difference > 1e-4 if ordered else difference < 1e-6
 
 
 @torch.no_grad()
@@ -180,13 +175,6 @@ def test_logits_on_a_gpu_in_half_precision_are_those_of_the_cpu(tiny, kind):
 
 
 @torch.no_grad()
-def test_a_new_network_predicts_nothing_yet():
-    network = PartitionTransformer(PartitionConfig(vocab=5, length=L, width=16, heads=2, condition=8))
-    tokens, order, n = batch([3], vocab=5)
-    assert (network(partition(tokens, order, n)[0]) == 0).all()
-
-
-@torch.no_grad()
 def test_an_id_that_is_never_predicted_has_probability_zero(tiny):
     problems, _ = partition(*batch([3, 5]))
     open_, closed = tiny("position")(problems), tiny("position", never=4)(problems)
@@ -214,44 +202,3 @@ def test_position_vectors_are_cosines_then_sines():
             torch.testing.assert_close(
                 places[i, [j, 3 + j]], torch.stack([angle.cos(), angle.sin()]), atol=1e-6, rtol=0
             )
-
-
-@pytest.mark.parametrize(
-    ("change", "message"),
-    [
-        ({"heads": 3}, "width 16 does not split into 3 heads"),
-        ({"heads": 16}, "heads of even width"),
-        ({"queries": "median"}, "unknown queries 'median': expected one of position, mean, logsumexp"),
-        ({"context": "sorted"}, "unknown context 'sorted': expected one of full, ordered"),
-    ],
-)
-def test_contradictory_sizes_are_refused(change, message):
-    with pytest.raises(ValueError, match=message):
-        PartitionConfig(**{"vocab": 5, "length": L, "width": 16, "heads": 2} | change)
-
-
-@torch.no_grad()
-@pytest.mark.parametrize("mode", ["learn+freqs", "learn+freqs+mean", "learn+freqs+logsumexp"])
-@pytest.mark.parametrize(
-    "sizes",
-    [
-        {"vocab": 13, "width": 16, "heads": 2, "condition": 8, "encoder": 2, "decoder": 2},
-        {"vocab": 7, "width": 24, "heads": 1, "condition": 16, "encoder": 1, "decoder": 3},
-        {"vocab": 20, "width": 32, "heads": 8, "condition": 4, "encoder": 3, "decoder": 1},
-    ],
-    ids=["2+2 blocks", "1+3 blocks", "3+1 blocks"],
-)
-def test_the_network_gives_the_logits_of_the_released_architecture(tmp_path, mode, sizes):
-    state, B, n = random_state(**sizes), 4, 12
-    torch.save({"state_dict": {f"backbone.{name}": value for name, value in state.items()}}, tmp_path / "file.ckpt")
-    queries = official.QUERY_NAMES[mode]
-    network = official.read(tmp_path / "file.ckpt", weights="raw", queries=queries, length=n).eval()
-    generator = torch.Generator().manual_seed(5)
-    tokens = torch.randint(sizes["vocab"] - 1, (B, n), generator=generator)
-    groups = torch.randint(2, (B, n), generator=generator)
-    groups[-1] = 1  # every query of the last row has nothing to look at
-    expected = partition_logits(state, tokens, groups, sizes["heads"], mode).flatten(0, 1)
-    problems, index = partition(tokens, groups.argsort(dim=1, stable=True), (groups == 0).sum(1))
-    assert expected.std() > 0.3
-    ours = predictable(network(problems)).double()
-    torch.testing.assert_close(ours, predictable(expected[index]), atol=1e-4, rtol=0)

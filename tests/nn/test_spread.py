@@ -1,7 +1,5 @@
 """Rows of modulation are spread over the tokens of their problems, and gradients are summed over each segment."""
 
-from __future__ import annotations
-
 import itertools
 import os
 from types import SimpleNamespace

@@ -3,8 +3,6 @@
 In processes of their own: here the tests have chosen a number.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import subprocess

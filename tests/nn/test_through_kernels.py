@@ -1,7 +1,5 @@
 """A whole training pass through the Triton kernels, interpreted, has the loss and the gradients of plain torch."""
 
-from __future__ import annotations
-
 import os
 from functools import partial
 

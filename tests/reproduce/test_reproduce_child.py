@@ -1,7 +1,5 @@
 """A step runs in a process of its own: its output and errors come back, and it may save when it is interrupted."""
 
-from __future__ import annotations
-
 import signal
 
 import pytest

@@ -1,16 +1,13 @@
 """The tables hold the paper's numbers, and a plan's commands are ones that can be given by hand."""
 
-from __future__ import annotations
-
 import itertools
 import re
 from pathlib import Path
 
-import numpy as np
 import pytest
-from PIL import Image
 from typer.main import get_command
 
+from command_inputs import photos
 from maskless.bench.tables import FIGURES
 from maskless.cli import app
 from maskless.codec.text import byte_codec
@@ -33,10 +30,7 @@ def given(tmp_path_factory) -> dict[str, str]:
     """A text and a folder of pictures, told apart."""
     folder = tmp_path_factory.mktemp("given")
     (folder / "my.txt").write_text("some words\n" * 50)
-    for name in ("dark", "light"):
-        (folder / "photos" / name).mkdir(parents=True)
-        for i in range(12):
-            Image.fromarray(np.full((40, 40), 10 * i, np.uint8)).save(folder / "photos" / name / f"{i}.png")
+    photos(folder / "photos", shape=(40, 40))
     found = sort_out([str(folder / "photos"), str(folder / "my.txt")])
     assert found == {"pictures": str(folder / "photos"), "text": str(folder / "my.txt")}
     return found
@@ -221,9 +215,8 @@ def test_the_paper_has_pictures_of_256_pixels_as_they_are_and_its_own_number_of_
     assert prepared[prepared.index("--size") + 1] == "256"
     assert "--flips" not in prepared
     assert "--flips" in own
-    answers = [
-        word for step in made("table-4", "paper", given).jobs.values() for word in step.words if "form=joint" in word
-    ]
+    steps = made("table-4", "paper", given).jobs.values()
+    answers = [word for step in steps for word in step.words if "form=joint" in word]
     assert answers
     assert all(word.endswith("samples=1024") for word in answers)
 

@@ -1,22 +1,19 @@
 """A table is made step by step: nothing twice, nothing silently left out, with the values that the commands found."""
 
-from __future__ import annotations
-
 import contextlib
 import csv
 import io
 import json
-import sys
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
-import numpy as np
 import pytest
 import torch
 from PIL import Image
 
-from maskless.cli import app, main
-from maskless.codec.text import byte_codec
+from command_inputs import INPUTS, photos
+from maskless.cli import app
 from maskless.data.toy import write
 from maskless.paper.line import GRADIENT, Bound, Curve, Line, Table
 from maskless.paper.tables import DRAWN_BY_HAND, TABLES
@@ -127,9 +124,8 @@ def test_a_run_that_was_killed_goes_on_with_the_same_settings_only(made):
     with pytest.raises(KeyboardInterrupt):
         run.run(this, killed, quiet)
     assert [run.standing(this, step) for step in this.jobs.values()] == ["done", "begun", ""]
-    changed = replace(
-        this.jobs["train-lm1b-mdlm-200k"], words=(*this.jobs["train-lm1b-mdlm-200k"].words, "--seed", "1")
-    )
+    train = this.jobs["train-lm1b-mdlm-200k"]
+    changed = replace(train, words=(*train.words, "--seed", "1"))
     with pytest.raises(ValueError, match="--seed not given, now 1"):
         run.standing(this, changed)
 
@@ -188,18 +184,12 @@ def here(command) -> str:
 
 
 @pytest.fixture
-def command(capsys, monkeypatch, tmp_path):
-    """command(*words): the exit code, stdout and stderr of `maskless reproduce`, with commands in this process."""
+def command(command, monkeypatch, tmp_path):
+    """command(*words): how `maskless reproduce` ends, with commands in this process."""
     monkeypatch.setattr("maskless.reproduce.run.child", here)
+    monkeypatch.setattr("maskless.train.run.plot_losses", lambda *_: None)  # tests/cli has a run that draws them
     monkeypatch.chdir(tmp_path)
-
-    def call(*words: object) -> tuple[int, str, str]:
-        monkeypatch.setattr(sys, "argv", ["maskless", "reproduce", *map(str, words)])
-        with pytest.raises(SystemExit) as ended:
-            main()
-        return int(ended.value.code or 0), *capsys.readouterr()
-
-    return call
+    return partial(command, "reproduce")
 
 
 def rows(path: Path) -> list[dict[str, str]]:
@@ -208,9 +198,8 @@ def rows(path: Path) -> list[dict[str, str]]:
 
 
 def test_text_from_a_file_to_a_table(command, tmp_path, monkeypatch):
-    pytest.importorskip("transformers")
     write(tmp_path / "toy.txt", 200, seed=0)
-    judge(tmp_path / "judge")
+    INPUTS["judge"](tmp_path / "judge")
     recipe = "owt-pgm-8-8"
     speed = next(line for line in TABLES["table-1"].lines if line.model == "OWT, PGM 8/8")
     written = [line for line in TABLES["table-6"].lines if line.model == "PGM 8/8" and line.at in (512, 1024)]
@@ -232,26 +221,14 @@ def test_text_from_a_file_to_a_table(command, tmp_path, monkeypatch):
     assert all(float(row["ours"]) > 0 for row in found)
     assert [row["ours at"] for row in found] == ["", "", "2", *["8"] * 3, *["16"] * 3]
     metrics = read_metrics(tmp_path / "out" / "runs" / "lm1b-pgm-6-6" / "metrics.jsonl")
-    assert float(found[1]["ours"]) == max(
-        line["gradient"] for line in metrics if line.get("gradient") and line["step"] > 2
-    )
+    gradients = [line["gradient"] for line in metrics if line.get("gradient") and line["step"] > 2]
+    assert float(found[1]["ours"]) == max(gradients)
     points = json.loads((tmp_path / "out" / "points" / "texts-lm1b-pgm-6-6-uniform.json").read_text())["points"]
     assert float(found[3]["ours"]) == points[0]["quality"]["retokenised"]["perplexity"]
     assert float(found[-1]["ours"]) == points[1]["tokens_per_second"]
     code, again, _ = command(*asked)
     assert (code, again) == (0, shown)
     assert command(*asked, "--dry-run")[1].count("done     maskless ") == 5
-
-
-def judge(folder: Path) -> None:
-    """A tiny random causal model over bytes."""
-    import transformers
-
-    torch.manual_seed(0)
-    sizes = {"n_positions": 32, "n_embd": 16, "n_layer": 1, "n_head": 2}
-    transformers.GPT2LMHeadModel(transformers.GPT2Config(vocab_size=257, **sizes)).save_pretrained(folder)
-    ends = {"eos_token": "<|endoftext|>", "bos_token": "<|endoftext|>"}
-    transformers.PreTrainedTokenizerFast(tokenizer_object=byte_codec().tokenizer, **ends).save_pretrained(folder)
 
 
 class Means(torch.nn.Module):
@@ -262,12 +239,7 @@ class Means(torch.nn.Module):
 
 
 def test_pictures_from_a_folder_to_a_figure(command, tmp_path, monkeypatch):
-    generator = np.random.default_rng(0)
-    for name, low in (("dark", 0), ("light", 128)):
-        (tmp_path / "photos" / name).mkdir(parents=True)
-        for i in range(12):
-            pixels = generator.integers(low, low + 128, (8, 8), dtype=np.uint8)
-            Image.fromarray(pixels).save(tmp_path / "photos" / name / f"{i}.png")
+    photos(tmp_path / "photos", shape=(8, 8))
     torch.jit.script(Means()).save(tmp_path / "means.pt")
     drawn = [line for line in TABLES["table-9"].lines if line.model == "PGM 12/12, 32 steps" and line.at < 2]
     some = Table(name="some", about="pictures", lines=tuple(drawn), draw="quality")

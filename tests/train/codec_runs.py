@@ -1,7 +1,5 @@
 """Pictures to train a codec on in no time, the settings of such a run, and what it noted."""
 
-from __future__ import annotations
-
 import io
 from pathlib import Path
 

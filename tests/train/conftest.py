@@ -1,7 +1,5 @@
 """A toy corpus as tokens, pictures for a codec, settings of tiny runs, and a warm process that forks real ones."""
 
-from __future__ import annotations
-
 import dataclasses
 import json
 import os
@@ -35,9 +33,10 @@ QUICK |= {"evaluate_every": 0}  # by default it would be after every step
 # Importing torch takes seconds. A process forked from one that has it starts at once, and dies of SIGKILL like any.
 SERVER = """
 import faulthandler, json, os, runpy, signal, sys
-import matplotlib.pyplot, torch.utils.tensorboard
+import torch.utils.tensorboard
 import maskless.cli, maskless.train.codec, maskless.train.setup, maskless.train.run
 
+maskless.train.run.plot_losses = lambda *_: None
 signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell ignores it for what runs in its background
 print("ready", flush=True)
 for line in sys.stdin:
@@ -59,6 +58,15 @@ for line in sys.stdin:
         sys.exit()
     print(pid, flush=True)
 """
+
+
+@pytest.fixture(autouse=True, scope="module")
+def _short_stations() -> Iterator[None]:
+    """A picture of the losses takes longer than a tiny run: test_report.py draws some, and a run of tests/cli."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("maskless.train.run.plot_losses", lambda *_: None)
+        patch.setattr("maskless.train.run.LOOK", 16)  # sequences
+        yield
 
 
 class Process:
@@ -175,9 +183,7 @@ def configure(data) -> Callable[..., RunConfig]:
     def configure(model: str = "pgm", *, dropout: float = 0.0, context: str = "full", **settings: Any) -> RunConfig:
         sizes = network_config(model, data.codec(), 16, width=32, layers=2, dropout=dropout, context=context)
         return RunConfig(
-            data=str(data.folder),
-            network=dataclasses.asdict(sizes),
-            train=TrainConfig(model=model, **QUICK | settings),
+            data=str(data.folder), network=dataclasses.asdict(sizes), train=TrainConfig(model=model, **QUICK | settings)
         )
 
     return configure

@@ -1,7 +1,5 @@
 """Kinds of runs, runs that go to their end, and what is in their folders afterwards."""
 
-from __future__ import annotations
-
 import io
 import itertools
 import math
@@ -47,7 +45,7 @@ class Kind:
                 break
 
     def weights(self, folder: Path) -> bytes:
-        return (folder / self.model / "model.safetensors").read_bytes()
+        return weights(folder, self.model)
 
 
 def network_runs(configure: Callable[..., RunConfig]) -> Kind:
@@ -81,8 +79,8 @@ def complete(folder: Path, config: RunConfig) -> Path:
     return folder
 
 
-def weights(folder: Path) -> bytes:
-    return (folder / "model" / "model.safetensors").read_bytes()
+def weights(folder: Path, model: str = "model") -> bytes:
+    return (folder / model / "model.safetensors").read_bytes()
 
 
 def trained(folder: Path) -> list[dict]:

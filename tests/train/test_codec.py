@@ -1,7 +1,5 @@
 """A codec's run notes and shows what it does, and stopped or killed it goes on as if nothing had been."""
 
-from __future__ import annotations
-
 import dataclasses
 import json
 import math
@@ -15,16 +13,13 @@ import torch
 import typer
 from codec_runs import QUICK, TINY, blobs, complete, lines, quick_config
 from PIL import Image
+from run_folders import leftovers, weights
 from typer.testing import CliRunner
 
 from maskless.cli.codec import train_codec as command
 from maskless.codec.vq import VQ, read_codec
 from maskless.train import codec as module
 from maskless.train.codec import CodecRun, configure, read_config, resumed
-
-
-def weights(folder: Path) -> bytes:
-    return (folder / "codec" / "model.safetensors").read_bytes()
 
 
 @pytest.fixture(scope="module")
@@ -96,8 +91,8 @@ def test_a_killed_run_leaves_a_codec_that_loads_and_goes_on(start, quick, straig
     assert process.wait() == -signal.SIGKILL
     assert isinstance(read_codec(tmp_path), VQ)
     assert lines(complete(tmp_path, read_config(tmp_path))) == lines(straight)
-    assert weights(tmp_path) == weights(straight)
-    assert not [path for path in tmp_path.rglob("*") if path.name.startswith(".")]
+    assert weights(tmp_path, "codec") == weights(straight, "codec")
+    assert leftovers(tmp_path) == []
 
 
 def test_a_run_goes_on_as_it_began(quick, straight):

@@ -1,7 +1,5 @@
 """Training a codec: it learns, keeps its codes in use, sees no held-out images, and names what it cannot train on."""
 
-from __future__ import annotations
-
 import dataclasses
 import io
 

@@ -1,7 +1,5 @@
 """Layers are compiled once, a step never waits for the GPU, and captured steps train as computed ones."""
 
-from __future__ import annotations
-
 import warnings
 from collections.abc import Iterator
 from functools import partial, partialmethod
@@ -45,9 +43,7 @@ def graphs() -> int:
 
 @pytest.mark.usefixtures("compiler")
 @pytest.mark.parametrize(
-    ("kind", "accumulate"),
-    [({"model": m}, 1) for m in TEXT_MODELS] + [(CHAIN, 1), ({"model": "mdlm"}, 2)],
-    ids=str,
+    ("kind", "accumulate"), [({"model": m}, 1) for m in TEXT_MODELS] + [(CHAIN, 1), ({"model": "mdlm"}, 2)], ids=str
 )
 def test_nothing_is_compiled_after_the_first_two_steps(data, configure, kind, accumulate):
     """Every step has groups, or a number of targets, of its own."""
@@ -87,18 +83,30 @@ def test_compiling_again_is_told_once(data, configure):
     assert text.startswith("layers were compiled again after the first steps, which costs time")
 
 
+def graphs_of_a_student(data, config, device: torch.device) -> list[int]:
+    """How many there are after each step of a student of one group, whose contexts have another size in each step."""
+    teacher, student = (PartitionTransformer(PartitionConfig(**config.network)).to(device) for _ in range(2))
+    torch._dynamo.reset()
+    compile_layers(student, config.train, device)
+    rows, stride = data.split("train"), Stride(share=0.25, ratio=2)
+    work = teaching(Teacher(teacher), LOSSES["tv"], rows, config.train, stride, "one", pinned=device.type == "cuda")
+    optimizer = torch.optim.AdamW(student.parameters(), weight_decay=0.0, fused=True)
+    before = graphs()
+    return [graphs() - before for _ in take_steps(student, optimizer, work, config.train, Accelerator())]
+
+
+@pytest.mark.usefixtures("compiler")
+def test_a_student_of_one_group_is_not_compiled_after_the_first_two_steps(data, configure):
+    config = configure(steps=6, compile=True, batch=4, seed=0, dropout=0.2)
+    counts = graphs_of_a_student(data, config, CPU)
+    assert counts[1] > 0
+    assert counts[1:] == [counts[1]] * 5
+
+
 @pytest.mark.gpu
 @pytest.mark.parametrize("context", ["full", "ordered"])
 def test_on_a_gpu_students_of_one_group_are_not_compiled_again(data, configure, context):
-    """Their contexts have another size in each step."""
-    config = configure(steps=6, compile=True, context=context)
-    teacher, student = (PartitionTransformer(PartitionConfig(**config.network)).cuda() for _ in range(2))
-    torch._dynamo.reset()
-    compile_layers(student, config.train, torch.device("cuda"))
-    rows, stride = data.split("train"), Stride(share=0.25, ratio=2)
-    work = teaching(Teacher(teacher), LOSSES["tv"], rows, config.train, stride, "one", pinned=True)
-    optimizer = torch.optim.AdamW(student.parameters(), weight_decay=0.0, fused=True)
-    counts = [graphs() for _ in take_steps(student, optimizer, work, config.train, Accelerator())]
+    counts = graphs_of_a_student(data, configure(steps=6, compile=True, context=context), torch.device("cuda"))
     assert counts[2:] == [counts[2]] * 4
 
 

@@ -1,20 +1,18 @@
 """A run goes on with the data that it began with, wherever they are, and refuses others in one line."""
 
-from __future__ import annotations
-
 import json
 import os
 import shutil
-import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
 import pytest
 from codec_runs import blobs, quick_config
 from codec_runs import complete as complete_codec
-from PIL import Image
 
-from maskless.cli import main
+from command_inputs import photos
+from in_process import Ended, exit_code_of
 from maskless.codec.text import byte_codec
 from maskless.codec.vq import PixelCodec
 from maskless.data.image_prepare import prepare_images
@@ -24,13 +22,6 @@ from maskless.data.toy import write
 from maskless.train.data import fingerprint
 
 LINE = "changed since {} began (another text, tokenizer, codec or labels): it goes on with the same data only"
-
-
-def command(monkeypatch, *arguments: object) -> int:
-    monkeypatch.setattr(sys, "argv", ["maskless", *map(str, arguments)])
-    with pytest.raises(SystemExit) as ended:
-        main()
-    return int(ended.value.code or 0)
 
 
 def contents(folder: Path) -> dict[str, tuple[bytes, int]]:
@@ -45,11 +36,10 @@ def forget(path: Path, name: str) -> None:
     path.write_text(json.dumps(fields))
 
 
-def refused(monkeypatch, capsys, folder: Path, says: str, *arguments: object) -> None:
-    before = contents(folder)
-    capsys.readouterr()
-    assert command(monkeypatch, *arguments, "--out", folder, "--resume") == 2
-    [line] = [line for line in capsys.readouterr().err.splitlines() if "reading" not in line]  # but for a bar
+def refused(command: Callable[..., Ended], folder: Path, says: str, *words: object) -> None:
+    before, ended = contents(folder), command(*words, "--out", folder, "--resume")
+    assert ended.code == 2
+    [line] = [line for line in ended.err.splitlines() if "reading" not in line]  # but for a bar
     assert line.endswith(says)
     assert contents(folder) == before, "something changed on disk"
 
@@ -61,9 +51,8 @@ SHORT = ("--width", 32, "--layers", 2, "--batch", 4, "--tracker", "none", "--eva
 def first(text, tmp_path_factory) -> Path:
     """A run of two steps, with its data inside."""
     folder = tmp_path_factory.mktemp("first") / "run"
-    with pytest.MonkeyPatch.context() as patch:
-        given = ("--text", text, "--vocab", 300, "--length", 16, "--steps", 2, *SHORT)
-        assert command(patch, "train", *given, "--out", folder) == 0
+    given = ("--text", text, "--vocab", 300, "--length", 16, "--steps", 2, *SHORT)
+    assert exit_code_of("train", *given, "--out", folder) == 0
     return folder
 
 
@@ -86,33 +75,33 @@ def test_tokens_that_shrink_under_a_run_end_it_in_one_line(start, began, losses)
     assert "Traceback" not in process.stderr
 
 
-def test_an_id_that_the_network_does_not_have_is_named(began, monkeypatch, capsys):
+def test_an_id_that_the_network_does_not_have_is_named(began, command):
     forget(began / "run.json", "fingerprint")
     np.memmap(began / "data" / "train.bin", dtype="<u2", mode="r+")[:] = 60_000
     says = "train.bin holds the id 60000, its vocabulary has 300; prepare the data again"
-    refused(monkeypatch, capsys, began, says, "train", "--steps", 3)
+    refused(command, began, says, "train", "--steps", 3)
 
 
-def test_data_prepared_anew_from_another_text_are_refused(began, tmp_path, monkeypatch, capsys):
+def test_data_prepared_anew_from_another_text_are_refused(began, tmp_path, command):
     prepare([write(tmp_path / "toy.txt", 800, seed=1)], began / "data", vocab=300, length=16, overwrite=True)
     for given in ((), ("--data", began / "data")):
-        refused(monkeypatch, capsys, began, LINE.format(began), "train", "--steps", 3, *given)
+        refused(command, began, LINE.format(began), "train", "--steps", 3, *given)
 
 
-def test_a_copy_of_a_run_and_of_its_data_goes_on(text, began, tmp_path, monkeypatch):
+def test_a_copy_of_a_run_and_of_its_data_goes_on(text, began, tmp_path):
     """Also with data prepared anew from the same text under another name."""
-    assert command(monkeypatch, "train", "--out", began, "--resume", "--steps", 3) == 0
+    assert exit_code_of("train", "--out", began, "--resume", "--steps", 3) == 0
     known = json.loads((began / "run.json").read_text())["fingerprint"]
     assert known == fingerprint(open_tokens(began / "data"))
     shutil.copyfile(text, renamed := tmp_path / "renamed.txt")
     assert fingerprint(open_tokens(prepare([renamed], tmp_path / "data", vocab=300, length=16))) == known
 
 
-def test_a_run_of_an_earlier_version_goes_on_and_knows_its_data_from_then_on(began, tmp_path, monkeypatch, capsys):
+def test_a_run_of_an_earlier_version_goes_on_and_knows_its_data_from_then_on(began, tmp_path, command):
     forget(began / "run.json", "fingerprint")
-    assert command(monkeypatch, "train", "--out", began, "--resume", "--steps", 3) == 0
+    assert exit_code_of("train", "--out", began, "--resume", "--steps", 3) == 0
     prepare([write(tmp_path / "toy.txt", 800, seed=1)], began / "data", vocab=300, length=16, overwrite=True)
-    refused(monkeypatch, capsys, began, LINE.format(began), "train", "--steps", 4)
+    refused(command, began, LINE.format(began), "train", "--steps", 4)
 
 
 # What tells data apart
@@ -131,13 +120,9 @@ def test_texts_of_one_length_in_bytes_differ_though_their_index_is_the_same(tmp_
 
 
 def test_pictures_differ_by_their_codec_their_classes_and_their_labels(tmp_path):
-    generator, squares = np.random.default_rng(0), tmp_path / "squares"
-    for name in ("dark", "light"):
-        (squares / name).mkdir(parents=True)
-        for i in range(4):
-            Image.fromarray(generator.integers(0, 256, (3, 3), dtype=np.uint8)).save(squares / name / f"{i}.png")
+    squares = photos(tmp_path / "squares", count=4, shape=(3, 3))
     shutil.copytree(squares, named := tmp_path / "named" / "squares")
-    (named / "dark").rename(named / "night")
+    (named / "cat").rename(named / "ant")
     made = [
         fingerprint(prepare_images([source], tmp_path / str(number), codec, size=3))
         for number, (source, codec) in enumerate([(squares, PixelCodec(4)), (squares, PixelCodec(5))])
@@ -154,35 +139,35 @@ def test_pictures_differ_by_their_codec_their_classes_and_their_labels(tmp_path)
 # Distillation
 
 
-def test_a_distillation_goes_on_with_its_data_only(began, tmp_path, monkeypatch, capsys):
+def test_a_distillation_goes_on_with_its_data_only(began, tmp_path, command):
     to, mine = tmp_path / "out", began / "data"
     how = ("--rounds", 1, "--teacher-steps", 8, "--steps-per-round", 1, "--batch", 4, "--tracker", "none")
-    assert command(monkeypatch, "distill", began, "--data", mine, "--out", to, *how) == 0
+    assert exit_code_of("distill", began, "--data", mine, "--out", to, *how) == 0
     known = fingerprint(open_tokens(mine))
     for name in ("distill.json", "round-1/run.json"):
         assert json.loads((to / name).read_text())["fingerprint"] == known
     forget(to / "distill.json", "fingerprint")
-    assert command(monkeypatch, "distill", "--out", to, "--resume", "--rounds", 2) == 0
+    assert exit_code_of("distill", "--out", to, "--resume", "--rounds", 2) == 0
     codec = open_tokens(mine).codec()
     prepare([write(tmp_path / "toy.txt", 800, seed=1)], mine, codec=codec, length=16, overwrite=True)
-    refused(monkeypatch, capsys, to, LINE.format(to), "distill", "--rounds", 3)
+    refused(command, to, LINE.format(to), "distill", "--rounds", 3)
     shutil.rmtree(mine)
-    assert command(monkeypatch, "distill", "--out", to, "--resume", "--rounds", 2) == 0  # all is done: nothing is read
+    assert exit_code_of("distill", "--out", to, "--resume", "--rounds", 2) == 0  # all is done: nothing is read
 
 
 # A codec's pictures
 
 
-def test_a_codecs_run_goes_on_with_as_many_pictures_of_the_same_size(tmp_path, monkeypatch, capsys):
+def test_a_codecs_run_goes_on_with_as_many_pictures_of_the_same_size(tmp_path, command):
     source, folder = tmp_path / "blobs.npy", tmp_path / "run"
     np.save(source, blobs(12))
     complete_codec(folder, quick_config(str(source), steps=2))
     for count, side in ((11, 8), (12, 12)):
         np.save(source, blobs(count, side, side))
         says = f"from 12 of 8 x 8 to {count} of {side} x {side} pixels: a run goes on as it began"
-        refused(monkeypatch, capsys, folder, says, "train-codec", "--steps", 3)
+        refused(command, folder, says, "train-codec", "--steps", 3)
     np.save(source, blobs(12))
-    assert command(monkeypatch, "train-codec", "--out", folder, "--resume", "--steps", 3) == 0
+    assert exit_code_of("train-codec", "--out", folder, "--resume", "--steps", 3) == 0
     np.save(source, blobs(11))
     forget(folder / "run.json", "pictures")
-    assert command(monkeypatch, "train-codec", "--out", folder, "--resume", "--steps", 4) == 0
+    assert exit_code_of("train-codec", "--out", folder, "--resume", "--steps", 4) == 0

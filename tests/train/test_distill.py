@@ -1,7 +1,5 @@
 """Distillation: what a student is taught is what its teacher would do, and its optimum is what theory says."""
 
-from __future__ import annotations
-
 import itertools
 import math
 from types import SimpleNamespace
@@ -9,8 +7,6 @@ from types import SimpleNamespace
 import pytest
 import torch
 from torch import Tensor, nn
-from torch.utils import _pytree as pytree
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from maskless import logits as lg
 from maskless.nn import loss as nn_loss
@@ -19,6 +15,7 @@ from maskless.order import arccos
 from maskless.problems import Problems, dense
 from maskless.train.distill import ARCCOS, UNIFORM, Stride, Teacher, one_group, two_groups
 from maskless.train.distill_loss import LOSSES, Linear, divergence
+from tiny_networks import Largest
 
 BUILD = {"one": one_group, "two": two_groups}
 BOTH = pytest.mark.parametrize("groups", BUILD)
@@ -73,17 +70,6 @@ def test_products_may_be_rounded_but_a_divergence_is_not(name):
     assert found.item() == pytest.approx(HAND[name](s, q).sum().item(), rel=2e-3)
 
 
-class Largest(TorchDispatchMode):
-    """Notes the largest tensor that anything makes."""
-
-    numel = 0
-
-    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
-        made = function(*args, **(kwargs or {}))
-        self.numel = max(self.numel, *(x.numel() for x in pytree.tree_leaves(made) if isinstance(x, Tensor)), 0)
-        return made
-
-
 @BOTH
 def test_the_logits_of_all_targets_are_never_there_at_once(tiny, groups, monkeypatch):
     monkeypatch.setattr(nn_loss, "CHUNK_BYTES", 128 * 512 * 4)
@@ -94,8 +80,8 @@ def test_the_logits_of_all_targets_are_never_there_at_once(tiny, groups, monkeyp
     lesson = BUILD[groups](tokens, *given)
     with Largest() as largest:
         teacher.loss(LOSSES["kl-backward"], student, teacher(lesson)).backward()
-    assert largest.numel == 2 * 128 * 512  # the logits of a chunk, of student and teacher
-    assert len(lesson.weights) * 500 > 2 * largest.numel
+    assert largest.elements == 2 * 128 * 512  # the logits of a chunk, of student and teacher
+    assert len(lesson.weights) * 500 > 2 * largest.elements
 
 
 # When the teacher decides what

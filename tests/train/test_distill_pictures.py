@@ -1,17 +1,14 @@
 """Distilling a model of pictures: codes and labels mean the same to teacher, data and student, or it is refused."""
 
-from __future__ import annotations
-
 import dataclasses
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 
-import numpy as np
 import pytest
 import torch
-from PIL import Image
 
+from command_inputs import photos
 from maskless.checkpoint import NETWORKS, Model
 from maskless.codec.vq import VQ, ImageCodec, PixelCodec, VQConfig
 from maskless.data.image_prepare import prepare_images
@@ -34,12 +31,8 @@ def prepared(tmp_path_factory) -> Callable[..., PreparedImages]:
     """prepared(classes, codec): four pictures of 4 x 4 pixels for each name, those of an empty name without a class."""
 
     def prepared(classes: str, codec: ImageCodec) -> PreparedImages:
-        folder, generator = tmp_path_factory.mktemp("pictures"), np.random.default_rng(0)
-        for name in classes.split() or [""]:
-            (folder / "all" / name).mkdir(parents=True)
-            for i in range(4):
-                square = Image.fromarray(generator.integers(0, 256, (4, 4, 3), dtype=np.uint8))
-                square.save(folder / "all" / name / f"{i}.png")
+        folder = tmp_path_factory.mktemp("pictures")
+        photos(folder / "all", classes.split() or [""], count=4, shape=(4, 4, 3))
         return prepare_images([folder / "all"], folder / "data", codec, size=4)
 
     return prepared

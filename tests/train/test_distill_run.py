@@ -1,28 +1,21 @@
 """Rounds of distillation as a folder: stopped anywhere they go on, each teaches the next, and mistakes are named."""
 
-from __future__ import annotations
-
 import dataclasses
 import io
 import itertools
 import json
 import math
-import sys
-from functools import partial, partialmethod
 from pathlib import Path
 
-import numpy as np
 import pytest
 import torch
 from accelerate import Accelerator
-from PIL import Image
 from rich.console import Console
-from run_folders import kept, spoiled_gradients
-from torch import nn
+from run_folders import kept, spoiled_gradients, weights
 
 import maskless
+from command_inputs import photos
 from maskless.checkpoint import NETWORKS, Model
-from maskless.cli import main
 from maskless.codec.vq import PixelCodec
 from maskless.data.image_prepare import prepare_images
 from maskless.data.prepare import prepare
@@ -35,18 +28,12 @@ from maskless.train import distill_run, state
 from maskless.train.config import MODELS, TrainConfig
 from maskless.train.distill import Stride, Teacher, lessons, one_group, teaching, two_groups
 from maskless.train.distill_loss import LOSSES
-from maskless.train.loop import compile_layers, take_steps
+from maskless.train.loop import take_steps
 from maskless.train.plan import image_network_config, network_config
 from maskless.train.run import Run, RunConfig
+from tiny_networks import shaken
 
 BOTH = pytest.mark.parametrize("groups", ["one", "two"])
-
-
-def shaken(network: nn.Module) -> None:
-    torch.manual_seed(3)
-    with torch.no_grad():
-        for parameter in network.parameters():
-            parameter += 0.2 * torch.randn_like(parameter)
 
 
 def made(folder: Path, data, kind: str = "pgm", **sizes) -> Path:
@@ -54,8 +41,8 @@ def made(folder: Path, data, kind: str = "pgm", **sizes) -> Path:
     torch.manual_seed(0)
     config = network_config(kind, data.codec(), data.length, **{"width": 32, "layers": 2, "dropout": 0.2} | sizes)
     model = Model(NETWORKS[MODELS[kind][0]][1](config), data.codec(), data.layout)
-    shaken(model)
-    model.save_pretrained(folder)
+    torch.manual_seed(3)
+    shaken(model, 0.2).save_pretrained(folder)
     return folder
 
 
@@ -69,10 +56,6 @@ def rounds(folder: Path, model: Path, data, *, resume: bool = False, train: dict
     config = make(folder, distill_run.DistillRequest(source=str(model), data=data.folder, train=settings, how=how))
     distill_run.distill(folder, config, Console(file=io.StringIO()))
     return folder
-
-
-def weights(folder: Path) -> bytes:
-    return (folder / "model" / "model.safetensors").read_bytes()
 
 
 def test_a_distillation_stopped_anywhere_ends_as_one_never_stopped(data, losses, tmp_path, monkeypatch):
@@ -160,22 +143,6 @@ def test_only_the_student_learns(data, tmp_path):
     assert not teacher.network.training
 
 
-def test_nothing_is_compiled_after_the_first_two_steps(data, tmp_path, monkeypatch):
-    """The contexts of one group have another size in each step."""
-    torch._dynamo.reset()
-    for owner, wrap in ((nn.Module, partialmethod), (torch, partial)):  # traced and guarded, without the slow part
-        monkeypatch.setattr(owner, "compile", wrap(owner.compile, backend="eager"))
-    teacher, student = (maskless.load(made(tmp_path / "m", data), device="cpu").network for _ in range(2))
-    config = TrainConfig(**TRAIN | {"steps": 6, "compile": True})
-    compile_layers(student, config, torch.device("cpu"))
-    work = teaching(Teacher(teacher), LOSSES["tv"], data.split("train"), config, Stride(share=0.25, ratio=2), "one")
-    optimizer = torch.optim.AdamW(student.parameters(), weight_decay=0.0)
-    graphs = torch._dynamo.utils.counters["stats"]
-    counts = [graphs["unique_graphs"] for _ in take_steps(student, optimizer, work, config, Accelerator())]
-    assert counts[1:] == [counts[1]] * 5
-    assert counts[1] > 0
-
-
 @pytest.mark.gpu
 @BOTH
 @pytest.mark.parametrize("kind", ["pgm", "mdlm"])
@@ -242,25 +209,21 @@ def test_two_processes_have_the_losses_of_one(start_two, data, losses, tmp_path)
 
 @pytest.fixture(scope="module")
 def pictures(tmp_path_factory):
-    """Dark squares and light ones, of 3 x 3 tokens."""
-    folder, generator = tmp_path_factory.mktemp("pictures"), np.random.default_rng(0)
-    for name, low in (("dark", 0), ("light", 128)):
-        (folder / name).mkdir()
-        for i in range(8):
-            Image.fromarray(generator.integers(low, low + 128, (3, 3), dtype=np.uint8)).save(folder / name / f"{i}.png")
+    """Of 3 x 3 tokens."""
+    folder = photos(tmp_path_factory.mktemp("pictures") / "all", count=8, shape=(3, 3))
     return prepare_images([folder], folder / "data", PixelCodec(4), size=3)
 
 
 @pytest.mark.parametrize(("kind", "groups"), [("pgm", "one"), ("pgm", "two"), ("maskgit", "one")])
 def test_models_of_pictures_are_distilled_with_their_labels(pictures, kind, groups, losses, tmp_path):
     config = image_network_config(kind, pictures, width=32, layers=2)
-    network = NETWORKS[MODELS[kind][0]][1](config)
-    shaken(network)
+    torch.manual_seed(3)
+    network = shaken(NETWORKS[MODELS[kind][0]][1](config), 0.2)
     Model(network, pictures.codec(), "image", pictures.classes).save_pretrained(tmp_path / "model")
     folder = rounds(tmp_path / "out", tmp_path / "model", pictures, groups=groups)
     assert [len(losses(folder / name)) for name in ("round-1", "round-2")] == [4, 4]
     assert (folder / "round-1" / "samples.png").exists()
-    assert maskless.load(folder).classes == ("dark", "light")
+    assert maskless.load(folder).classes == ("cat", "dog")
     [lesson], _ = lessons(pictures.split("train"), TrainConfig(batch=16), Stride(share=0.5, ratio=2), groups, 0)
     assert set(lesson.problems.labels.tolist()) <= {0, 1, 2}
     assert (lesson.problems.targets > 0).all()  # BOS is given
@@ -268,28 +231,16 @@ def test_models_of_pictures_are_distilled_with_their_labels(pictures, kind, grou
 
 # The command
 
-
-def command(monkeypatch, *arguments: object) -> int:
-    monkeypatch.setattr(sys, "argv", ["maskless", "distill", *map(str, arguments)])
-    with pytest.raises(SystemExit) as ended:
-        main()
-    return int(ended.value.code or 0)
-
-
 SHORT = ("--steps-per-round", 2, "--batch", 4, "--tracker", "none")
 
 
-def test_from_a_model_to_its_students(data, tmp_path, monkeypatch, capsys):
+def test_from_a_model_to_its_students(data, tmp_path, command):
     model, to = made(tmp_path / "model", data), tmp_path / "out"
     how = ("--rounds", 2, "--teacher-steps", 8, "--loss", "tv", "--groups", "one", *SHORT)
-    assert command(monkeypatch, model, "--data", data.folder, "--out", to, *how, "--json") == 0
-    [first, second] = json.loads(capsys.readouterr().out)
-    assert [(each["round"], each["sampling_steps"], each["steps"]) for each in (first, second)] == [
-        (1, 4, 2),
-        (2, 2, 2),
-    ]
-    assert command(monkeypatch, "--out", to, "--resume", "--rounds", 3) == 0
-    shown = capsys.readouterr()
+    told = json.loads(command("distill", model, "--data", data.folder, "--out", to, *how, "--json").out)
+    assert [(each["round"], each["sampling_steps"], each["steps"]) for each in told] == [(1, 4, 2), (2, 2, 2)]
+    shown = command("distill", "--out", to, "--resume", "--rounds", 3)
+    assert shown.code == 0
     assert f"students: {to}/round-1 to round-3   try: maskless generate {to} --steps 1\n" in shown.out
     assert "round 3 of 3, 1 steps" in shown.err
     assert "round 2 of" not in shown.err
@@ -314,15 +265,16 @@ def test_from_a_model_to_its_students(data, tmp_path, monkeypatch, capsys):
         (("--batch", 3, "--accumulate", 2), "batch 3 does not split over 1 process(es) x 2 piece(s)"),
     ],
 )
-def test_a_mistake_is_one_line_and_leaves_nothing(data, tmp_path, monkeypatch, capsys, wrong, says):
+def test_a_mistake_is_one_line_and_leaves_nothing(data, tmp_path, command, wrong, says):
     model, to = made(tmp_path / "model", data), tmp_path / "out"
-    assert command(monkeypatch, model, "--data", data.folder, "--out", to, *wrong) == 2
-    [line] = capsys.readouterr().err.splitlines()
+    ended = command("distill", model, "--data", data.folder, "--out", to, *wrong)
+    [line] = ended.err.splitlines()
+    assert ended.code == 2
     assert line.startswith(f"error: {says}")
     assert not to.exists()
 
 
-def test_a_model_that_does_not_fit_is_refused(text, data, pictures, tmp_path, monkeypatch, capsys):
+def test_a_model_that_does_not_fit_is_refused(text, data, pictures, tmp_path, command):
     model, out = made(tmp_path / "model", data), ("--out", tmp_path / "out")
     Model(CausalTransformer(CausalConfig(vocab=300, length=16, width=16, heads=2, layers=1))).save_pretrained(
         tmp_path / "ar"
@@ -337,13 +289,14 @@ def test_a_model_that_does_not_fit_is_refused(text, data, pictures, tmp_path, mo
         ((model, "--data", other.folder), "has another vocabulary"),
         ((model, "--data", tmp_path), "not a prepared folder"),
     ):
-        assert command(monkeypatch, *given, *out) == 2
-        [line] = capsys.readouterr().err.splitlines()
+        ended = command("distill", *given, *out)
+        [line] = ended.err.splitlines()
+        assert ended.code == 2
         assert says in line
     assert not (tmp_path / "out").exists()
 
 
-def test_a_distillation_goes_on_as_it_began(data, tmp_path, monkeypatch, capsys):
+def test_a_distillation_goes_on_as_it_began(data, tmp_path, command):
     model = made(tmp_path / "model", data)
     folder = rounds(tmp_path / "out", model, data, rounds=1)
     out = ("--out", folder)
@@ -353,8 +306,9 @@ def test_a_distillation_goes_on_as_it_began(data, tmp_path, monkeypatch, capsys)
         ((*out, "--resume", "--lr", 1), "learning_rate is 0.0003 in"),
         ((tmp_path / "other", *out, "--resume"), "source is"),
     ):
-        assert command(monkeypatch, *given) == 2
-        [line] = capsys.readouterr().err.splitlines()
+        ended = command("distill", *given)
+        [line] = ended.err.splitlines()
+        assert ended.code == 2
         assert says in line
     with pytest.raises(ValueError, match="is a round of a distillation"):
         RunConfig.read(folder / "round-1")

@@ -1,7 +1,5 @@
 """A run of any kind, stopped, interrupted or out of disk, goes on as if nothing had been."""
 
-from __future__ import annotations
-
 import math
 import shutil
 from functools import partial

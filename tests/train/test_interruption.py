@@ -1,7 +1,5 @@
 """Ctrl-C waits for the end of a step, a second one does not, and nobody else's handler is touched."""
 
-from __future__ import annotations
-
 import signal
 import threading
 from collections.abc import Callable, Iterator

@@ -1,7 +1,5 @@
 """A folder is for one run at a time: a second process is refused in one line and touches nothing of the first."""
 
-from __future__ import annotations
-
 import os
 import signal
 from pathlib import Path
@@ -67,10 +65,7 @@ def test_processes_that_train_together_have_one_lock_and_are_refused_together(st
 
 @pytest.mark.parametrize("command", ["train-codec", "distill"])
 def test_codecs_and_distillations_have_their_folder_alone_too(command, start, data, images, tmp_path):
-    given = {
-        "train-codec": ("--images", images),
-        "distill": (tmp_path / "model", "--data", data.folder),
-    }[command]
+    given = {"train-codec": ("--images", images), "distill": (tmp_path / "model", "--data", data.folder)}[command]
     with locked(tmp_path / "out"):
         before = contents(tmp_path)
         refused(start("maskless", command, *given, "--out", tmp_path / "out"), tmp_path / "out", os.getpid())

@@ -1,7 +1,5 @@
 """The loop: schedules, the share of each process, what a step trains on, and when it stops."""
 
-from __future__ import annotations
-
 import itertools
 import math
 from types import SimpleNamespace
@@ -35,15 +33,11 @@ def test_the_rate_warms_up_in_equal_parts_and_stays():
     assert set(rates[4:]) == {0.8}
 
 
-def test_the_rate_falls_as_a_cosine_to_zero():
-    config = TrainConfig(learning_rate=0.8, warmup=0, decay="cosine")
-    shares = [0, 1 / 3, 1 / 2, 2 / 3, 1, 1.5]
-    assert [config.rate(9, share) for share in shares] == pytest.approx([0.8, 0.6, 0.4, 0.2, 0, 0])
-
-
-def test_warm_up_and_cosine_multiply():
-    config = TrainConfig(learning_rate=0.8, warmup=8, decay="cosine")
-    assert config.rate(1, 0.5) == pytest.approx(0.8 * (2 / 8) * 0.5)
+@pytest.mark.parametrize(("warmup", "step", "warm"), [(0, 9, 1), (8, 1, 2 / 8)])
+def test_the_rate_falls_as_a_cosine_to_zero_and_is_multiplied_by_its_warm_up(warmup, step, warm):
+    config = TrainConfig(learning_rate=0.8, warmup=warmup, decay="cosine")
+    for share, expected in {0: 0.8, 1 / 3: 0.6, 1 / 2: 0.4, 2 / 3: 0.2, 1: 0, 1.5: 0}.items():
+        assert config.rate(step, share) == pytest.approx(warm * expected)
 
 
 @pytest.mark.parametrize(
@@ -70,15 +64,15 @@ def test_a_wrong_setting_is_named(wrong, says):
     assert str(raised.value) == says
 
 
-@pytest.mark.parametrize("model", ["pgm", "mdlm-complementary"])
-def test_weights_choose_the_task_of_models_with_two_groups(model):
-    tasks = [TrainConfig(model=model, weights=weights).task for weights in ("bounded", "released", "exact")]
-    assert tasks == ["pgm", "pgm-released", "pgm-exact"]
+TWO_GROUPS = ["pgm", "pgm-released", "pgm-exact"]
 
 
-@pytest.mark.parametrize(("model", "task"), [("mdlm", "mdlm"), ("ar", "causal")])
-def test_weights_do_not_matter_to_other_models(model, task):
-    assert {TrainConfig(model=model, weights=weights).task for weights in ("bounded", "exact")} == {task}
+@pytest.mark.parametrize(
+    ("model", "tasks"),
+    [("pgm", TWO_GROUPS), ("mdlm-complementary", TWO_GROUPS), ("mdlm", ["mdlm"] * 3), ("ar", ["causal"] * 3)],
+)
+def test_weights_choose_the_task_of_models_with_two_groups_alone(model, tasks):
+    assert [TrainConfig(model=model, weights=weights).task for weights in ("bounded", "released", "exact")] == tasks
 
 
 # Shares of the global batch
@@ -228,11 +222,8 @@ def test_minutes_end_a_run_and_set_its_rate(data, configure):
     )
 
 
-def test_the_last_step_ends_a_run_before_its_minutes(data, configure):
+def test_the_last_step_ends_a_run_before_its_minutes_and_spent_minutes_before_any_step(data, configure):
     assert len(steps_of(data, configure, steps=4, minutes=10, clock=Ticks(0.0))) == 4
-
-
-def test_a_run_whose_minutes_are_spent_takes_no_more_steps(data, configure):
     assert steps_of(data, configure, start=3, steps=1000, minutes=0.1, clock=Ticks(6.0)) == []
 
 

@@ -1,7 +1,5 @@
 """Sizes that nobody gave: they follow the text and the device, and always make a network."""
 
-from __future__ import annotations
-
 import itertools
 
 import pytest

@@ -1,7 +1,5 @@
 """Prefetching changes nothing but the time, and ends with its reader."""
 
-from __future__ import annotations
-
 import itertools
 import threading
 import time

@@ -1,8 +1,5 @@
 """Two processes train as one: the same batches, the same losses, the same weights."""
 
-from __future__ import annotations
-
-import io
 import json
 import os
 import signal
@@ -13,12 +10,12 @@ from pathlib import Path
 import pytest
 import together
 import torch
-from rich.console import Console
+from run_folders import complete
 
 from maskless.checkpoint import Model
 from maskless.train import state
 from maskless.train.report import read_metrics
-from maskless.train.run import RunConfig, run
+from maskless.train.run import RunConfig
 
 TOGETHER = Path(together.__file__)
 
@@ -26,11 +23,6 @@ TOGETHER = Path(together.__file__)
 def end_well(processes: list) -> None:
     ends = [process.wait() for process in processes]
     assert ends == [0, 0], "\n".join(process.stderr for process in processes)
-
-
-def alone(folder: Path, config: RunConfig) -> Path:
-    run(folder, config, Console(file=io.StringIO()))
-    return folder
 
 
 def in_full(folder: Path, config: RunConfig) -> Path:
@@ -53,7 +45,7 @@ CHAIN = {"model": "pgm", "objective": "chain", "orders": "random=1,strands=2,gap
 )
 def test_two_processes_have_the_losses_of_one(kind, accumulate, stop, start_two, configure, losses, tmp_path):
     """Also where they stop and go on."""
-    single, double = alone(tmp_path / "single", configure(**kind)), tmp_path / "double"
+    single, double = complete(tmp_path / "single", configure(**kind)), tmp_path / "double"
     for steps in (stop, 8):
         if steps is not None:
             in_full(double, configure(**kind, accumulate=accumulate, steps=steps))
@@ -91,7 +83,7 @@ def test_torchrun_prepares_a_text_once_and_trains_on_it(text, losses, tmp_path):
     assert "2 processes" in double.stderr
     config = RunConfig.read(tmp_path / "double")
     assert config.data == str(tmp_path / "double" / "data")
-    single = alone(tmp_path / "single", config)
+    single = complete(tmp_path / "single", config)
     same_losses(losses(tmp_path / "double"), losses(single))
     assert len(losses(single)) == 4
 
@@ -124,9 +116,7 @@ def test_processes_agree_on_the_rate_the_end_and_the_evaluation(start_two, confi
     assert 0.4 <= shares[0] < 0.5  # of the minutes, 0.2 and 0.6 were over before; each step adds a tenth
     assert [share >= 1 for share in shares] == [False] * (len(shares) - 1) + [True]
     for n, expected in together.bounds(configure()).items():
-        assert found["bounds"][n] == pytest.approx(expected, rel=1e-5, nan_ok=True), (
-            n
-        )  # of one sequence there is no error
+        assert found["bounds"][n] == pytest.approx(expected, rel=1e-5, nan_ok=True), n  # one sequence has no error
         assert expected["sequences"] == int(n)
 
 
@@ -138,7 +128,7 @@ def test_sharded_weights_train_as_whole_ones(start_two, configure, losses, tmp_p
     found = json.loads((tmp_path / "found.json").read_text())
     for model, config in configs.items():
         assert found[model]["sharded"]
-        single, double = alone(tmp_path / f"single-{model}", config), tmp_path / model / "shard"
+        single, double = complete(tmp_path / f"single-{model}", config), tmp_path / model / "shard"
         same_losses(losses(double), losses(single))
         assert len(losses(single)) == 8
         ours, expected = (validations(folder)[-1] for folder in (double, single))

@@ -1,15 +1,14 @@
 """Mistakes around a run that goes on, or cannot: one line, exit code 2, and nothing on disk that changes."""
 
-from __future__ import annotations
-
 import importlib.util
 import json
 import shutil
 from pathlib import Path
 
 import pytest
-from test_data import SHORT, command, contents, refused
+from test_data import SHORT, contents, refused
 
+from in_process import exit_code_of
 from maskless.data.prepare import prepare
 from maskless.data.toy import write
 
@@ -19,9 +18,8 @@ def apart(tmp_path_factory) -> Path:
     """A folder with prepared data, data, and a run of two steps on them, run."""
     folder = tmp_path_factory.mktemp("apart")
     prepare([write(folder / "toy.txt", 800, seed=0)], folder / "data", vocab=300, length=16)
-    with pytest.MonkeyPatch.context() as patch:
-        given = ("--data", folder / "data", "--steps", 2, "--save-every", 1, *SHORT)
-        assert command(patch, "train", *given, "--out", folder / "run") == 0
+    given = ("--data", folder / "data", "--steps", 2, "--save-every", 1, *SHORT)
+    assert exit_code_of("train", *given, "--out", folder / "run") == 0
     return folder
 
 
@@ -35,44 +33,45 @@ def moved(apart, tmp_path) -> Path:
     return folder
 
 
-def test_data_that_moved_are_asked_for_and_known_again(moved, monkeypatch, capsys):
+def test_data_that_moved_are_asked_for_and_known_again(moved, command):
     run = moved / "run"
     says = f"the data of {run} is no longer in {moved / 'data'}: name its folder with --data"
-    refused(monkeypatch, capsys, run, says, "train", "--steps", 3)
+    refused(command, run, says, "train", "--steps", 3)
     prepare([write(moved / "second.txt", 800, seed=1)], moved / "second", vocab=300, length=16)
     says = f"data is {moved / 'data'} in {run}, not {moved / 'second'}: a run goes on as it began"
-    refused(monkeypatch, capsys, run, says, "train", "--steps", 3, "--data", moved / "second")
-    assert command(monkeypatch, "train", "--data", moved / "other", "--steps", 3, "--out", run, "--resume") == 0
+    refused(command, run, says, "train", "--steps", 3, "--data", moved / "second")
+    assert exit_code_of("train", "--data", moved / "other", "--steps", 3, "--out", run, "--resume") == 0
     assert json.loads((run / "run.json").read_text())["data"] == str(moved / "other")
-    assert command(monkeypatch, "train", "--steps", 4, "--out", run, "--resume") == 0
+    assert exit_code_of("train", "--steps", 4, "--out", run, "--resume") == 0
 
 
-def test_an_end_that_is_past_is_refused(apart, monkeypatch, capsys):
-    refused(monkeypatch, capsys, apart / "run", f"{apart / 'run'} is at step 2 already", "train", "--steps", 1)
+def test_an_end_that_is_past_is_refused(apart, command):
+    refused(command, apart / "run", f"{apart / 'run'} is at step 2 already", "train", "--steps", 1)
 
 
-def test_a_damaged_state_is_named_with_the_one_before_it(moved, monkeypatch, capsys):
+def test_a_damaged_state_is_named_with_the_one_before_it(moved, command):
     run = moved / "run"
     older, newest = sorted((run / "states").iterdir())
     newest.write_bytes(b"garbage\n")
     says = f"damaged: torch cannot read it; without that file the run goes on from {older.name}"
-    refused(monkeypatch, capsys, run, says, "train", "--steps", 3, "--data", moved / "other")
+    refused(command, run, says, "train", "--steps", 3, "--data", moved / "other")
     newest.unlink()
-    assert command(monkeypatch, "train", "--steps", 3, "--data", moved / "other", "--out", run, "--resume") == 0
+    assert exit_code_of("train", "--steps", 3, "--data", moved / "other", "--out", run, "--resume") == 0
 
 
-def test_weights_that_are_no_numbers_after_the_last_step_are_an_error(apart, tmp_path, monkeypatch, capsys):
+def test_weights_that_are_no_numbers_after_the_last_step_are_an_error(apart, tmp_path, command):
     """The last loss is still one: it was found before the step."""
     given = ("--data", apart / "data", "--steps", 2, "--lr", 1e30, "--warmup", 0, *SHORT)
-    assert command(monkeypatch, "train", *given, "--out", tmp_path / "run") == 2
-    [*_, line] = capsys.readouterr().err.splitlines()
-    assert line.endswith("try a lower learning rate, in another --out")
+    ended = command("train", *given, "--out", tmp_path / "run")
+    assert ended.code == 2
+    assert ended.err.splitlines()[-1].endswith("try a lower learning rate, in another --out")
 
 
 @pytest.mark.skipif(importlib.util.find_spec("wandb") is not None, reason="wandb is installed")
-def test_a_tracker_that_is_not_installed_is_an_error(apart, tmp_path, monkeypatch, capsys):
+def test_a_tracker_that_is_not_installed_is_an_error(apart, tmp_path, command):
     before = contents(tmp_path)
     given = ("--data", apart / "data", "--steps", 2, *SHORT, "--tracker", "wandb")
-    assert command(monkeypatch, "train", *given, "--out", tmp_path / "run") == 2
-    assert "tracker wandb is not installed: pip install wandb" in capsys.readouterr().err
+    ended = command("train", *given, "--out", tmp_path / "run")
+    assert ended.code == 2
+    assert "tracker wandb is not installed: pip install wandb" in ended.err
     assert contents(tmp_path) == before

@@ -1,7 +1,5 @@
 """A run is a folder: stopped, it goes on as if nothing had been, and what cannot go on is named."""
 
-from __future__ import annotations
-
 import dataclasses
 import shutil
 from collections.abc import Callable
@@ -18,10 +16,12 @@ from maskless.train.run import Run, RunConfig, run
 # Stopping and going on
 
 
-def test_dropout_is_on_while_training(configure, losses, tmp_path):
-    dropped = complete(tmp_path / "dropped", configure(dropout=0.5, steps=1))
-    plain = complete(tmp_path / "plain", configure(dropout=0.0, steps=1))
-    assert losses(dropped)[1] != losses(plain)[1]
+@pytest.mark.parametrize(("setting", "one", "other"), [("dropout", 0.5, 0.0), ("initial", "open", "released")])
+def test_dropout_is_on_while_training_and_first_weights_are_those_asked_for(
+    setting, one, other, configure, losses, tmp_path
+):
+    found = [losses(complete(tmp_path / str(value), configure(steps=2, **{setting: value}))) for value in (one, other)]
+    assert found[0][2] != found[1][2]
 
 
 def test_what_a_run_gives_back_is_what_it_measured_and_saved(configure, tmp_path):
@@ -51,11 +51,6 @@ def test_a_run_moves_with_its_data(data, configure, tmp_path):
     inside.write(tmp_path / "run")
     (tmp_path / "run").rename(tmp_path / "moved")
     assert RunConfig.read(tmp_path / "moved").data == str(tmp_path / "moved" / "data")
-
-
-def test_open_first_weights_differ_from_released_ones(configure, losses, tmp_path):
-    first = [losses(complete(tmp_path / name, configure(initial=name, steps=2))) for name in ("open", "released")]
-    assert first[0][2] != first[1][2]
 
 
 # What cannot go on

@@ -1,7 +1,5 @@
 """A run that is killed, interrupted or out of disk keeps what was saved and goes on as if nothing had been."""
 
-from __future__ import annotations
-
 import io
 import os
 import random

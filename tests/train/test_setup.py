@@ -1,7 +1,5 @@
 """From what was asked for to a configuration: what was said stands, the rest comes from the text."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

@@ -4,8 +4,6 @@ together.py agree OUT RUN...   shares the clock and the evaluation of runs
 together.py shard OUT RUN...   trains, saves, evaluates and samples with sharded weights
 """
 
-from __future__ import annotations
-
 import dataclasses
 import json
 import sys
