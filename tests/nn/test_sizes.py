@@ -62,7 +62,7 @@ GRID = {"grid": (3, 3)}  # of nine tokens, with a BOS ten
 @pytest.mark.parametrize(
     ("configs", "change", "says"),
     [
-        (CONFIGS, {"width": 0}, "width 0 is out of range: expected 1 or more"),
+        (list(CONFIGS), {"width": 0}, "width 0 is out of range: expected 1 or more"),
         (NETWORKS, {"heads": -16}, "heads -16 is out of range: expected 1 or more"),
         ([PartitionConfig], {"encoder": 0}, "encoder 0 is out of range: expected 1 or more"),
         ([PartitionConfig], {"decoder": -1}, "decoder -1 is out of range: expected 1 or more"),
