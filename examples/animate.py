@@ -24,7 +24,7 @@ Place = tuple[float, int, float, str]  # left, top, width and text of a piece
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description="A GIF of a model of text at work.")
+    parser = argparse.ArgumentParser(description="A GIF of a text model at work.")
     parser.add_argument("model", help="a run or model folder: `maskless train --text my.txt --out runs/my` makes one")
     parser.add_argument("text", nargs="?", help="a text with gaps, such as 'The [8] sat on [12].'")
     parser.add_argument("--out", type=Path, default=Path("filling.gif"), help="the GIF to write (filling.gif)")
@@ -42,7 +42,7 @@ def main() -> None:
     try:
         model = maskless.load(given.model)
         if not isinstance(model.codec, TextCodec):
-            raise ValueError(f"{given.model} has no tokenizer: expected a model of text")
+            raise ValueError(f"{given.model} has no tokenizer: expected a text model")
         how = {"steps": given.steps, "seed": given.seed, "top_p": given.top_p, "on_step": watch}
         if given.text is None:
             (text,) = maskless.generate(model, n=1, **how)

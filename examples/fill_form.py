@@ -22,7 +22,7 @@ GAP = re.compile(r"\{(\w+):([1-9]\d*)\}")
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description="Fill a form with a model of text.")
+    parser = argparse.ArgumentParser(description="Fill a form with a text model.")
     parser.add_argument("model", help="a run or model folder: `maskless train --text my.txt --out runs/my` makes one")
     parser.add_argument("--form", type=Path, help="a file with gaps such as {place:5}, five tokens long")
     parser.add_argument("--versions", type=int, default=3, help="how many times to fill it (3)")
@@ -36,7 +36,7 @@ def main() -> None:
         template = GAP.sub(r"[\2]", re.sub(r"(\[\d+\])", r"\\\1", form))  # what looks like a gap of ours stays text
         model = maskless.load(given.model)
         if not isinstance(model.codec, TextCodec):
-            raise ValueError(f"{given.model} has no tokenizer: expected a model of text")
+            raise ValueError(f"{given.model} has no tokenizer: expected a text model")
         for seed in range(given.versions):
             filled = maskless.fill(model, template, seed=seed, top_p=given.top_p)
             print(f"--- version {seed + 1}\n{filled}\n")

@@ -20,7 +20,7 @@ from maskless.codec.vq import ImageCodec
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description="Draw a part of a picture anew with a model of pictures.")
+    parser = argparse.ArgumentParser(description="Draw a part of a picture anew with an image model.")
     parser.add_argument("model", help="a run or model folder of pictures: docs/pictures.md says how to make one")
     parser.add_argument("picture", nargs="?", type=Path, help="a picture; its middle is brought to the model's size")
     parser.add_argument("--box", help="LEFT,TOP,RIGHT,BOTTOM in pixels of the model's size: what is drawn (middle)")
@@ -32,7 +32,7 @@ def main() -> None:
     try:
         model = maskless.load(given.model)
         if not isinstance(model.codec, ImageCodec):
-            raise ValueError(f"{given.model} has no codec: expected a model of pictures")
+            raise ValueError(f"{given.model} has no codec: expected an image model")
         width, height = (cells * model.codec.factor for cells in reversed(model.config.grid))
         before = drawn(model, given.label) if given.picture is None else Image.open(given.picture)
         before = ImageOps.fit(before.convert("L" if model.codec.channels == 1 else "RGB"), (width, height))

@@ -16,7 +16,7 @@ from maskless.codec.text import TextCodec
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description="Paraphrase a text with a model of text.")
+    parser = argparse.ArgumentParser(description="Paraphrase a text with a text model.")
     parser.add_argument("model", help="a run or model folder: `maskless train --text my.txt --out runs/my` makes one")
     parser.add_argument("text", help="what to begin with")
     parser.add_argument("--keep", type=int, default=3, help="every n-th word stays, others in each round (3)")
@@ -28,7 +28,7 @@ def main() -> None:
             raise ValueError(f"keep {given.keep} is out of range: expected 2 or more, so that something is drawn")
         model = maskless.load(given.model)
         if not isinstance(model.codec, TextCodec):
-            raise ValueError(f"{given.model} has no tokenizer: expected a model of text")
+            raise ValueError(f"{given.model} has no tokenizer: expected a text model")
         text = given.text
         print(text)
         for number in range(given.rounds):

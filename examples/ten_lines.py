@@ -1,4 +1,4 @@
-"""Load a model of text, generate, fill gaps and score, in ten lines: python examples/ten_lines.py runs/my"""
+"""Load a text model, generate, fill gaps and score, in ten lines: python examples/ten_lines.py runs/my"""
 
 import sys
 

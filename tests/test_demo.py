@@ -107,9 +107,7 @@ def test_a_left_to_right_rival_takes_a_step_for_each_token(folder, tmp_path):
     assert " 39 " in row
 
 
-@pytest.mark.parametrize(
-    ("names", "said"), [({"model": "pictures"}, "model of text"), ({"drawing": "pgm"}, "pictures")]
-)
+@pytest.mark.parametrize(("names", "said"), [({"model": "pictures"}, "text model"), ({"drawing": "pgm"}, "pictures")])
 def test_a_model_in_the_wrong_place_is_one_clear_line(folder, tmp_path, names, said):
     with pytest.raises(ValueError, match=said):
         shown(folder, tmp_path / "row.png", **names)

@@ -154,9 +154,9 @@ def test_a_wrong_box_is_one_clear_line(photos, play, capsys, box, message):
 @pytest.mark.parametrize(
     ("name", "kind", "message"),
     [
-        ("inpaint.py", "texts", "has no codec: expected a model of pictures"),
-        ("fill_form.py", "photos", "has no tokenizer: expected a model of text"),
-        ("animate.py", "photos", "has no tokenizer: expected a model of text"),
+        ("inpaint.py", "texts", "has no codec: expected an image model"),
+        ("fill_form.py", "photos", "has no tokenizer: expected a text model"),
+        ("animate.py", "photos", "has no tokenizer: expected a text model"),
     ],
 )
 def test_a_model_of_the_other_kind_is_refused(play, capsys, request, name, kind, message):

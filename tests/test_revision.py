@@ -1,4 +1,4 @@
-"""Second thoughts: every decided token is judged without seeing itself, the least likely go, what is given stays."""
+"""Revision: every decided token is judged without seeing itself, the least likely go, what is given stays."""
 
 import itertools
 import math
@@ -12,7 +12,7 @@ from maskless.checkpoint import Model
 from maskless.codec.text import byte_codec
 from maskless.logits import row_keys, uniforms
 from maskless.problems import Problems
-from maskless.revision import FIRST, LAST, cooled, erased, likelihoods, steps_of
+from maskless.revision import FIRST, LAST, cooled, likelihoods, steps_of, to_revise
 
 B, L, V = 3, 12, 5
 
@@ -78,7 +78,7 @@ def test_the_least_likely_go_and_their_share_falls(number):
     strange = torch.zeros(B, L, dtype=torch.bool)
     strange[0, 5] = strange[1, 6] = strange[2, 0] = True
     tokens[strange] = 4
-    gone = erased(network, tokens, known, wanted, row_keys(0, torch.arange(B)), number=number, rounds=3)
+    gone = to_revise(network, tokens, known, wanted, row_keys(0, torch.arange(B)), number=number, rounds=3)
     share = (FIRST, (FIRST + LAST) / 2, LAST)[number]
     assert gone.sum(1).tolist() == [math.ceil(share * n) for n in wanted.sum(1).tolist()]
     assert (gone & strange).sum() == 3
@@ -173,7 +173,7 @@ def test_second_thoughts_mend_what_contradicts_itself():
     tokens = torch.tensor([[1, 4, 1, 1, 0, 1, 1, 2, 1, 3, 1, 1]] * B)
     known, wanted = torch.zeros(B, L, dtype=torch.bool), torch.ones(B, L, dtype=torch.bool)
     for number in range(4):
-        gone = erased(network, tokens, known, wanted, row_keys(number, keys), number=number, rounds=4)
+        gone = to_revise(network, tokens, known, wanted, row_keys(number, keys), number=number, rounds=4)
         for row in range(B):
             tokens[row, gone[row]] = tokens[row, ~gone[row]].mode().values
     assert (tokens == 1).all()

@@ -73,7 +73,7 @@ def generate(
     on_step: OnStep | None = None,
     **how: Unpack[Choices],
 ) -> list[Any]:
-    """n texts, or from a model of images one for each label.
+    """n texts, or from an image model one for each label.
 
     Texts: each begins with the prompt and is `length` tokens long (the model's context by default). Sample i of a seed
     is the same whatever n is; `first` begins at another sample, so that processes can share a seed.
@@ -83,9 +83,9 @@ def generate(
     check_model(model)
     at_once = {} if batch is None else {"batch": batch}
     if model.layout == "image":
-        _refuse("text", "images", prompt=prompt, length=length, first=first)
+        _refuse("text", "an image model", prompt=prompt, length=length, first=first)
         return generate_images(model, labels, n, on_step=on_step, **at_once, **how)
-    _refuse("images", "text", labels=labels)
+    _refuse("image", "a text model", labels=labels)
     return generate_texts(
         model,
         1 if n is None else n,
@@ -117,9 +117,9 @@ def fill(
     """
     check_model(model)
     if model.layout == "image":
-        _refuse("text", "images", n=n, numbers=numbers)
+        _refuse("text", "an image model", n=n, numbers=numbers)
         return fill_image(model, what, known, label, on_step=on_step, **how)
-    _refuse("images", "text", label=label)
+    _refuse("image", "a text model", label=label)
     return fill_text(model, what, n=n, known=known, numbers=numbers, on_step=on_step, **how)
 
 
@@ -127,7 +127,7 @@ def _refuse(kind: str, model: str, **given: Any) -> None:
     """Raise a ValueError about a keyword that does not concern this kind of model."""
     for name, value in given.items():
         if value is not None:
-            raise ValueError(f"{name}= is for models of {kind}: this is one of {model}")
+            raise ValueError(f"{name}= is for {kind} models: this is {model}")
 
 
 def _check_device(device: str | torch.device) -> None:

@@ -46,7 +46,7 @@ class Model(nn.Module):
     """A network with what is needed to use it: its tokenizer or codec, and how its sequences are laid out.
 
     layout: "packed" rows start anywhere, "wrapped" and "padded" ones with BOS, "image" ones are a BOS and a grid.
-    classes: the names of the labels of a model of images. mixture: the orders that a chain was trained on; None: it was
+    classes: the names of the labels of an image model. mixture: the orders that a chain was trained on; None: it was
     trained on something else.
     """
 
@@ -83,7 +83,7 @@ class Model(nn.Module):
         if self.codec is None:
             raise ValueError("this model brings no tokenizer: name one with tokenizer= (gpt2, bert, bytes, or a file)")
         if not isinstance(self.codec, TextCodec):
-            raise ValueError("this is a model of pictures: expected one of text")
+            raise ValueError("this is an image model: expected a text model")
         return self.codec
 
     @property

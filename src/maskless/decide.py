@@ -100,7 +100,7 @@ def settled(model: Model, how: How, unknown: int) -> How:
         raise ValueError(f"refresh {how.refresh} goes with the full context of a Partition Transformer only")
     if model.frame.grid is not None:
         if how.strands is not None:
-            raise ValueError(f"strands {how.strands} are of text: this is a model of images")
+            raise ValueError(f"strands {how.strands} are of text: this is an image model")
         usual: dict[str, Any] = {"order": "halton", "counts": "arccos", "noise": 5.0, "warmup": 1}
         how = replace(how, **{name: value for name, value in usual.items() if getattr(how, name) is None})
         _check_order(how.order, IMAGE_ORDERS)

@@ -142,7 +142,7 @@ def _watched(console: Console, page: Page, steps: int) -> Iterator[OnStep]:
 
 def _draw(console: Console, model: Model, to: Path, seed: int) -> None:
     if model.layout != "image":
-        raise ValueError("the pictures of the demonstration come from a model of pictures: this is one of text")
+        raise ValueError("the pictures of the demonstration come from an image model: this is a text model")
     labels = list(model.classes[:PICTURES]) or None
     how = {"steps": min(PICTURE_STEPS, model.config.length - 1), "seed": seed, "guidance": GUIDANCE if labels else 0.0}
     drawn = api.generate(model, None if labels else PICTURES, labels=labels, **how)
@@ -170,5 +170,5 @@ def _race(models: dict[str, Model], seed: int) -> Table:
 
 def _codec(model: Model) -> TextCodec:
     if not isinstance(model.codec, TextCodec):
-        raise ValueError("the demonstration begins with a model of text that brings its tokenizer")
+        raise ValueError("the demonstration begins with a text model that brings its tokenizer")
     return model.codec

@@ -1,7 +1,7 @@
 """Drafts: sequences on their way, each at its own place in its own plan.
 
 Every random number that a draft uses depends on its key alone, so its tokens are the same whoever shares a step. After
-its last step a draft may have second thoughts (revision.py), which are one more plan.
+its last step a draft may be revised (revision.py), which is one more plan.
 
 Shapes: B rows, L length, K steps, S rows of a step, U targets of a step, V vocabulary.
 """
@@ -28,7 +28,7 @@ from maskless.revision import cooled, steps_of
 class Step:
     """What one step decided: U tokens, each with its row and position."""
 
-    number: int  # 0 .. K-1, then on in rounds of second thoughts
+    number: int  # 0 .. K-1, then on in revision rounds
     rows: Tensor
     positions: Tensor
     tokens: Tensor
@@ -61,7 +61,7 @@ class Tally:
 class Drafts:
     """Sequences that are being decided, all in the same way, each at its own place in its own plan.
 
-    The plan is that of the round under way: the draft itself, and then as many rounds of second thoughts as `revise`
+    The plan is that of the round under way: the draft itself, and then as many revision rounds as `revise`
     says, for which `replan` (known, wanted, keys, steps=) makes plans. In confidence order each step draws a token at
     every open position and keeps the surest, as many as the plan has in that step; the plan's order decides between
     equals, and is rewritten to what happened.  MaskGIT, whose released default is a noise of 5
@@ -75,7 +75,7 @@ class Drafts:
     spaced: tuple[Tensor, Tensor] | None = None  # (B, L) where a token has to begin with a space, (V,) which ones do
     confident: bool = False  # decide what is surest, not what comes next in the order
     noise: float = 0.0  # of the confidence: noise * Gumbel * (1 - progress) is added to log p
-    warmup: int = 0  # first steps of a row that draw at half the sharpness, so that samples differ before they settle
+    warmup: int = 0  # first steps of a row that draw at temperature 2, so that samples differ before they settle
     labels: Tensor | None = None  # (B,) of classes
     guidance: Guidance | None = None
     refresh: int = 1  # of an engine
@@ -147,7 +147,7 @@ class Drafts:
         return ~self.open & (self.round < self.revise)
 
     def searching(self, rows: Tensor) -> Tensor:
-        """Which of the rows look for what is surest; second thoughts have an order.  (S,) -> (S,) bool"""
+        """Which of the rows look for what is surest; a revision has an order.  (S,) -> (S,) bool"""
         return (self.round[rows] == 0) & self.confident
 
     def next(self) -> Tensor:
@@ -179,7 +179,7 @@ class Drafts:
         return Ask(self, [self.span(row) for row in rows.tolist()])
 
     def filters(self, rows: Tensor) -> list[Filter]:
-        """Of each row: second thoughts are cooler from round to round.  (S,) -> S filters"""
+        """Of each row: revisions are cooler from round to round.  (S,) -> S filters"""
         if not self.revise or not isinstance(truncation := self.filter, Truncation):
             return [self.filter] * len(rows)
         cool = [cooled(truncation.temperature, number, self.revise) for number in range(self.revise)]

@@ -50,7 +50,7 @@ class How:
         None, "Confidence order: chance in it at first. Default: 0, images 5.", least=0, range=NONE
     )
     warmup: int | None = choice(
-        None, "First steps at half the sharpness. Default: 0, images 1.", least=0, range=f"{NONE} steps"
+        None, "First steps at temperature 2. Default: 0, images 1.", least=0, range=f"{NONE} steps"
     )
     refresh: int = choice(
         1, "Full context: encode all that is known in every r-th step only (not exact).", least=1, range="1 or more"

@@ -134,7 +134,7 @@ def dropped(model: Model, n: int) -> Tensor:
 def grid_of(model: Model) -> tuple[int, int]:
     """Rows and columns of cells; a ValueError where there are none."""
     if model.frame.grid is None:
-        raise ValueError("this is not a model of pictures: its configuration has no grid")
+        raise ValueError("this is not an image model: its configuration has no grid")
     h, w = model.frame.grid
     return h, w
 

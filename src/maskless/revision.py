@@ -1,4 +1,4 @@
-"""Second thoughts: the tokens that a finished draft makes least likely are erased, to be decided again.
+"""Revision: the tokens that a finished draft makes least likely are decided again.
 
 Two groups that predict each other say in one pass how likely each token is beside the others: nothing but a network
 that answers problems is needed. Decided again, those tokens see nearly the whole text, which no token of the draft did.
@@ -21,12 +21,12 @@ from maskless.nn.loss import answer_costs
 from maskless.order import random
 from maskless.problems import split
 
-FIRST, LAST = 1 / 8, 1 / 16  # share of the decided tokens that the first and the last round erase
+FIRST, LAST = 1 / 8, 1 / 16  # share of the decided tokens that the first and the last round revise
 GROUP, ORDER = 4, 5  # purposes of random numbers; those of sampling are 0 to 3
 
 
 def share(number: int, rounds: int) -> float:
-    """Of the decided tokens, how many a round erases."""
+    """Of the decided tokens, how many a round revises."""
     return FIRST + (LAST - FIRST) * number / max(1, rounds - 1)
 
 
@@ -40,7 +40,7 @@ def steps_of(steps: int, rounds: int) -> list[int]:
     return [math.ceil(steps * share(number, rounds)) for number in range(rounds)]
 
 
-def erased(
+def to_revise(
     network: Network,
     tokens: Tensor,
     known: Tensor,
@@ -51,7 +51,7 @@ def erased(
     rounds: int,
     labels: Tensor | None = None,
 ) -> Tensor:
-    """Which of the wanted tokens of each row a round erases: the least likely ones.  -> (B, L) bool
+    """Which of the wanted tokens of each row a round revises: the least likely ones.  -> (B, L) bool
 
     tokens (B, L), decided where wanted; known (B, L) are given and stay; keys (B,) from `row_keys`; labels (B,) of
     classes.

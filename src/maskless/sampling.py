@@ -23,7 +23,7 @@ from maskless.nn import Network, device_of
 from maskless.nn.threads import threads_for_draws, threads_for_pass
 from maskless.plans import Plan
 from maskless.problems import Offsets, Problems, joined
-from maskless.revision import erased
+from maskless.revision import to_revise
 from maskless.speculation import accept, checking
 
 CELLS = 1 << 25  # logits that are drawn from at once: filters take ten times their memory
@@ -90,7 +90,7 @@ def run(drafts: Drafts, backend: Backend, on_step: OnStep | None = None) -> list
     decided = drafts.plan.decided()
     while bool(drafts.due.any()):
         rows = torch.arange(len(drafts))
-        again = reconsider([(drafts, rows)], backend.network)[0]
+        again = revise([(drafts, rows)], backend.network)[0]
         backend.follow(drafts, on_step)
         old = [[p for p in row if not again[i, p]] for i, row in enumerate(decided)]
         decided = [kept + new for kept, new in zip(old, drafts.plan.decided(), strict=True)]
@@ -147,7 +147,7 @@ def _checked(parts: Sequence[tuple[Ask, Tensor, Tensor]], backend: Backend) -> d
     return found
 
 
-def reconsider(parts: Sequence[tuple[Drafts, Tensor]], network: Network) -> list[Tensor]:
+def revise(parts: Sequence[tuple[Drafts, Tensor]], network: Network) -> list[Tensor]:
     """Begin the next round of rows (S,) of some drafts that are due, all in the same round of as many, by one call.
 
     Returns what they decide again.  -> of each (S, L) bool
@@ -164,7 +164,7 @@ def reconsider(parts: Sequence[tuple[Drafts, Tensor]], network: Network) -> list
     keys = torch.cat([one.keys_of(own, number + 1) for one, own in parts])
     of = [one.labels[own] for one, own in parts if one.labels is not None]
     labels = torch.cat(of) if of else None
-    again = erased(network, tokens, known, wanted, keys, number=number, rounds=rounds, labels=labels)
+    again = to_revise(network, tokens, known, wanted, keys, number=number, rounds=rounds, labels=labels)
     some = again.split([len(own) for _, own in parts])
     found = [part[:, : one.tokens.shape[1]] for part, (one, _) in zip(some, parts, strict=True)]
     for (one, own), part in zip(parts, found, strict=True):

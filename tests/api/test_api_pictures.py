@@ -40,8 +40,8 @@ GREY = np.zeros((3, 3), np.uint8)
 @pytest.mark.parametrize(
     ("call", "message"),
     [
-        (lambda m: generate(m, n=1, prompt="a"), "prompt= is for models of text: this is one of images"),
-        (lambda m: generate(m, n=1, strands=2), "strands 2 are of text: this is a model of images"),
+        (lambda m: generate(m, n=1, prompt="a"), "prompt= is for text models: this is an image model"),
+        (lambda m: generate(m, n=1, strands=2), "strands 2 are of text: this is an image model"),
         (lambda m: generate(m, n=1, order="left"), "unknown order 'left': expected one of halton, confidence"),
         (lambda m: generate(m, labels="bird"), "unknown label 'bird': expected one of dog, cat"),
         (lambda m: generate(m, labels=2), "a label is 2: expected 0 to 1"),

@@ -44,7 +44,7 @@ def raising(error: BaseException | type[BaseException]) -> Callable[..., NoRetur
         ("train --out {out} --text {text} --data {data}", "what to train on? expected either"),
         ("train --out {out} --data {tmp}", "not a prepared folder"),
         ("train --out {out} --data {data} --length 8", "--length go with --text"),
-        ("train --out {model} --text {text}", "holds a run already: go on with --resume"),
+        ("train --out {model} --text {text}", "holds a run already: resume it with --resume"),
         ("train --out {out} --text {text} --vocab 300 --tokenizer bytes", "exclude each other"),
         ("train --out {out} --text {text} --vocab 100", "vocab is 100: expected at least 257"),
         ("train --out {out} --text {text} --length 0", "length is 0: expected 3 or more"),

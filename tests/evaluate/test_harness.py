@@ -286,7 +286,7 @@ def test_wrapped_models_lead_with_bos_and_the_joint_form_ends_in_eos(tiny):
     assert score == pytest.approx(options.conditional(network, [([256, 1, 2], [3])])[0])
     ((score, _),) = Scorer(model, form="joint", samples=4).score([([1, 2], [3])])
     assert score == pytest.approx(options.joint(network, [([256, 1, 2], [3, 256])], samples=4)[0])
-    with pytest.raises(ValueError, match="expected a model of text with a tokenizer"):
+    with pytest.raises(ValueError, match="expected a text model with a tokenizer"):
         Scorer(Model(network))
 
 

@@ -71,7 +71,7 @@ def test_a_network_of_pictures_that_leaks_is_found_out(kind):
 
 @pytest.fixture
 def probed(command, tmp_path):
-    """probed(network, *words): how `maskless evaluate` ends on a model of pictures."""
+    """probed(network, *words): how `maskless evaluate` ends on an image model."""
 
     def call(network: nn.Module, *words: object) -> tuple[int, str, str]:
         names = tuple(f"class {i}" for i in range(CLASSES))

@@ -1,4 +1,4 @@
-"""`maskless evaluate` of models of text: every measure as JSON and as a table, and mistakes in one line."""
+"""`maskless evaluate` of text models: every measure as JSON and as a table, and mistakes in one line."""
 
 import json
 import re

@@ -259,14 +259,14 @@ def test_a_round_that_cannot_begin_is_the_fault_of_one(make, monkeypatch):
     host = make("ordered")
     how = {"text": "the [16] .", "steps": 4, "revise": 2}
     alone = Waiter(host, **how, seed=1).wait().drafts.tokens.tolist()
-    gate, quick = Gate(host), sampling.erased
+    gate, quick = Gate(host), sampling.to_revise
     good, bad = Waiter(host, **how, seed=1), Waiter(host, **how, seed=2)
     wrong = bad.drafts.keys_of(torch.arange(1), 1)
 
     def sometimes(network, tokens, known, wanted, keys, **given):
         return 1 / 0 if wrong in keys else quick(network, tokens, known, wanted, keys, **given)
 
-    monkeypatch.setattr(sampling, "erased", sometimes)
+    monkeypatch.setattr(sampling, "to_revise", sometimes)
     gate.let(100)
     assert "division" in str(bad.wait().error)
     assert good.wait().error is None

@@ -104,7 +104,7 @@ def test_a_run_goes_on_as_it_began(quick, straight):
             resumed(straight, [], **changed)
     with pytest.raises(ValueError, match=r"images is .*: a run goes on as it began"):
         resumed(straight, ["others"])
-    with pytest.raises(ValueError, match="holds a run already: go on with --resume"):
+    with pytest.raises(ValueError, match="holds a run already: resume it with --resume"):
         configure(straight, ["images"])
 
 

@@ -1,4 +1,4 @@
-"""Distilling a model of pictures: codes and labels mean the same to teacher, data and student, or it is refused."""
+"""Distilling an image model: codes and labels mean the same to teacher, data and student, or it is refused."""
 
 import dataclasses
 from collections.abc import Callable

@@ -301,7 +301,7 @@ def test_a_distillation_goes_on_as_it_began(data, tmp_path, command):
     folder = rounds(tmp_path / "out", model, data, rounds=1)
     out = ("--out", folder)
     for given, says in (
-        ((model, "--data", data.folder, *out), "holds a distillation already: go on with --resume"),
+        ((model, "--data", data.folder, *out), "holds a distillation already: resume it with --resume"),
         ((*out, "--resume", "--loss", "tv"), "loss is kl-backward in"),
         ((*out, "--resume", "--lr", 1), "learning_rate is 0.0003 in"),
         ((tmp_path / "other", *out, "--resume"), "source is"),

@@ -105,7 +105,7 @@ def test_prepared_data_have_a_vocabulary_and_a_length_of_their_own(wrong, data, 
 
 def test_a_folder_that_holds_a_run_is_left_alone(data, tmp_path):
     (tmp_path / "run.json").write_text("a run")
-    with pytest.raises(ValueError, match="holds a run already: go on with --resume, or name another --out"):
+    with pytest.raises(ValueError, match="holds a run already: resume it with --resume, or name another --out"):
         ask(tmp_path, data=data.folder)
     assert (tmp_path / "run.json").read_text() == "a run"
 

@@ -65,7 +65,7 @@ def corpus(name: str, model: Model, where: str, split: str = "valid") -> Iterato
     if not path.exists():
         raise ValueError(f"{path}: no such file or folder")
     if holds_images(path):
-        raise ValueError(f"{path} holds pictures, {where} is a model of text")
+        raise ValueError(f"{path} holds pictures, {where} is a text model")
     prepared = open_tokens(path)
     check_vocabulary(where, model, prepared)
     rows, pad = prepared.split(split), prepared.pad

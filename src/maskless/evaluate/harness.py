@@ -72,7 +72,7 @@ class Scorer:
             if _whole(what, value) < 1:
                 raise ValueError(f"{what} {value} is out of range: expected 1 or more")
         if not isinstance(model.codec, TextCodec):
-            raise ValueError("lm-eval asks for text: expected a model of text with a tokenizer")
+            raise ValueError("lm-eval asks for text: expected a text model with a tokenizer")
         self.model, self.codec, self.length = model.eval(), model.codec, int(model.config.length)
         self.form, self.samples, self.greedy = form, samples, greedy
         self.batch, self.seed, self.block, self.block_steps = batch, seed, block, block_steps

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from maskless.drafts import Drafts, Step
 from maskless.nn.calls import evaluating
-from maskless.sampling import CELLS, Backend, reconsider, take
+from maskless.sampling import CELLS, Backend, revise, take
 
 
 @dataclass(frozen=True)
@@ -89,5 +89,5 @@ def advance(rows: Sequence[ActiveSequence], backend: Backend) -> dict[Drafts, li
 def begin(rows: Sequence[ActiveSequence], backend: Backend) -> dict[Drafts, list[Step]]:
     """Begin the next round of rows that are due in the same one, by one call."""
     with torch.no_grad(), evaluating(backend.network):
-        reconsider(by_drafts(rows), backend.network)
+        revise(by_drafts(rows), backend.network)
     return {}

@@ -72,7 +72,7 @@ def configure(
     if factor not in MULTIPLIERS:
         raise ValueError(f"factor {factor} is out of range: expected one of {', '.join(map(str, MULTIPLIERS))}")
     if (folder / "run.json").exists():
-        raise ValueError(f"{folder} holds a run already: go on with --resume, or name another --out")
+        raise ValueError(f"{folder} holds a run already: resume it with --resume, or name another --out")
     if (size := training.get("size")) is not None:
         if size < 1:
             raise ValueError(f"size is {size}: expected 1 or more pixels a side")

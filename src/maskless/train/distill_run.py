@@ -146,7 +146,7 @@ def begin(folder: Path, request: DistillRequest) -> DistillConfig:
     if source is None or request.data is None:
         raise ValueError("what to distill, and on what? expected MODEL and --data DIR (a prepared folder)")
     if (folder / CONFIG).exists():
-        raise ValueError(f"{folder} holds a distillation already: go on with --resume, or name another --out")
+        raise ValueError(f"{folder} holds a distillation already: resume it with --resume, or name another --out")
     if (folder / "run.json").exists():
         raise ValueError(f"{folder} holds a training run: name another --out")
     model = load(source, tokenizer=request.tokenizer, device="cpu")

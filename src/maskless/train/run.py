@@ -60,7 +60,7 @@ class RunConfig:
     def read(folder: Path) -> RunConfig:
         def build(fields: dict[str, Any]) -> RunConfig:
             if "distill" in fields:
-                raise ValueError(f"{folder} is a round of a distillation: go on with `maskless distill --resume`")
+                raise ValueError(f"{folder} is a round of a distillation: resume it with `maskless distill --resume`")
             data, train = str(folder.resolve() / fields["data"]), TrainConfig(**fields["train"])
             return RunConfig(data=data, network=fields["network"], train=train, fingerprint=fields.get("fingerprint"))
 
@@ -167,7 +167,7 @@ class Run(RunFolder[tuple[Likelihood, list[Text]]]):
         return measured
 
     def samples(self, n: int) -> list[Text]:
-        """Texts from the averaged weights; of a model of pictures none, but samples.png in the run's folder."""
+        """Texts from the averaged weights; of an image model none, but samples.png in the run's folder."""
         with self.looking(), torch.compiler.set_stance("force_eager"):
             if not isinstance(self.data, PreparedImages):
                 return generate(self.model, n, seed=self.settings.seed, **self.how)

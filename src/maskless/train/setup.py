@@ -54,7 +54,7 @@ def configure(folder: Path, request: Request, prepare: Prepare) -> RunConfig:
     if request.vocab is not None and request.tokenizer is not None:
         raise ValueError("--tokenizer and --vocab exclude each other: take a tokenizer, or train one")
     if (folder / "run.json").exists():
-        raise ValueError(f"{folder} holds a run already: go on with --resume, or name another --out")
+        raise ValueError(f"{folder} holds a run already: resume it with --resume, or name another --out")
     if request.data is not None and (request.vocab, request.tokenizer, request.length) != (None, None, None):
         raise ValueError("--vocab, --tokenizer and --length go with --text: prepared data has its own")
     sizes = plan(_characters(request), torch.device(processes().device), request.train.get("minutes"))
