@@ -15,11 +15,11 @@ from maskless.problems import chain, dense
 from maskless.sampling import Plain, run, take
 
 V, L = 11, 9
-KINDS = [("left", "ordered"), ("both", "ordered"), ("both", "full")]
+KINDS = [(1, "ordered"), (3, "ordered"), (2, "full")]
 IMAGE = {"classes": 3, "registers": True, "grid": (2, 4), "condition": 16}
 
 
-def make(neighbours: str, context: str = "ordered", **more) -> PartitionTransformer:
+def make(neighbours: int, context: str = "ordered", **more) -> PartitionTransformer:
     torch.manual_seed(0)
     sizes = {"vocab": V, "length": L, "width": 32, "heads": 4, "encoder": 2, "decoder": 2, "dropout": 0.0}
     network = PartitionTransformer(PartitionConfig(**sizes, neighbours=neighbours, context=context, **more)).eval()
@@ -32,7 +32,7 @@ def orders(rows: int) -> torch.Tensor:
     return torch.rand(rows, L, generator=torch.Generator().manual_seed(1)).argsort(1)
 
 
-@pytest.mark.parametrize("neighbours", ["left", "both"])
+@pytest.mark.parametrize("neighbours", [1, 3])
 def test_a_chain_answers_as_each_prefix_alone(neighbours):
     network, order = make(neighbours), orders(2)
     tokens = torch.randint(V, (2, L), generator=torch.Generator().manual_seed(2))
@@ -44,7 +44,7 @@ def test_a_chain_answers_as_each_prefix_alone(neighbours):
         torch.testing.assert_close(logits[:, place], alone, atol=1e-4, rtol=0)  # logits up to 10 in float32
 
 
-@pytest.mark.parametrize("neighbours", ["left", "both"])
+@pytest.mark.parametrize("neighbours", [1, 3])
 def test_a_changed_token_moves_no_earlier_cost_and_the_next_one_to_it(neighbours):
     network, order = make(neighbours), torch.arange(L)[None]
     tokens = torch.zeros(1, L, dtype=torch.long)
@@ -57,9 +57,9 @@ def test_a_changed_token_moves_no_earlier_cost_and_the_next_one_to_it(neighbours
 
 
 def test_it_is_nothing_at_first_and_learns():
-    fresh = PartitionTransformer(PartitionConfig(vocab=V, length=L, width=32, heads=4, neighbours="both"))
+    fresh = PartitionTransformer(PartitionConfig(vocab=V, length=L, width=32, heads=4, neighbours=2))
     assert not fresh.neighbours.linear.weight.any()
-    near, plain = make("both").requires_grad_(True), make("none")
+    near, plain = make(2).requires_grad_(True), make(0)
     torch.nn.init.zeros_(near.neighbours.linear.weight)
     plain.load_state_dict(near.state_dict(), strict=False)
     problems = dense(torch.tensor([[1, 2]]), torch.tensor([[0, 2]]), torch.tensor([[1, 3]]))
@@ -98,7 +98,7 @@ def test_the_engine_decides_what_the_network_decides(neighbours, context, image,
         assert torch.equal(sampled(network, backend_of(network, draft=3, length=L), way=alone, draft=3), expected)
 
 
-@pytest.mark.parametrize("neighbours", ["left", "both"])
+@pytest.mark.parametrize("neighbours", [1, 3])
 def test_rows_that_come_and_go_keep_what_stands_beside(neighbours):
     """In slots, as a server computes them: two drafts of other lengths, of which one joins later."""
     network = make(neighbours)

@@ -34,7 +34,7 @@ QUERIES = ("position", "mean", "logsumexp")
 CONTEXTS = ("full", "ordered")
 SWAPS = ("released", "residual", "gated")
 ROPES = ("1d", "2d")
-NEIGHBOURS = {"none": (), "left": (-1,), "both": (-1, 1)}  # where they stand, seen from a target
+NEAREST = 16  # neighbours on a side, at most
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -51,7 +51,7 @@ class PartitionConfig:
     dropout: float = 0.1
     queries: str = "position"  # what GroupSwap asks with: the position, or also an aggregate of the context
     swap: str = "released"  # what GroupSwap returns: what it found; "residual": and its query; "gated": a share of it
-    neighbours: str = "none"  # encoded tokens right beside a target that join its first state: "left", or "both"
+    neighbours: int = 0  # on each side of a target: how many encoded tokens join its first state
     context: str = "full"  # "ordered": a context token attends only to those known before it, so it can be cached
     never: int | None = None  # an id that is never predicted (released models keep a row for a mask)
     classes: int | None = None  # labels 0 to classes - 1, and `classes` for a dropped one; None: no labels (text)
@@ -63,14 +63,9 @@ class PartitionConfig:
         check_fields(self)
         if self.width % self.heads or (self.width // self.heads) % 2:
             raise ValueError(f"width {self.width} does not split into {self.heads} heads of even width")
-        kinds = (
-            ("queries", QUERIES),
-            ("swap", SWAPS),
-            ("neighbours", NEIGHBOURS),
-            ("context", CONTEXTS),
-            ("rope", ROPES),
-        )
-        for what, known in kinds:
+        if not 0 <= self.neighbours <= NEAREST:
+            raise ValueError(f"neighbours {self.neighbours} is out of range: expected 0 (none) to {NEAREST}")
+        for what, known in (("queries", QUERIES), ("swap", SWAPS), ("context", CONTEXTS), ("rope", ROPES)):
             if getattr(self, what) not in known:
                 raise ValueError(f"unknown {what} {getattr(self, what)!r}: expected one of {', '.join(known)}")
         if self.grid is not None:
@@ -99,8 +94,8 @@ class PartitionTransformer(nn.Module):
         self.normalised = Normalised()
         reserved = Registers.PLACES if config.registers else 0
         self.swap = GroupSwap(D, heads, reserved + config.length, config.queries, config.swap)
-        sides = NEIGHBOURS[config.neighbours]
-        self.neighbours = Neighbours(D, reserved + config.length, sides) if sides else None
+        places = reserved + config.length
+        self.neighbours = Neighbours(D, places, config.neighbours) if config.neighbours else None
         self.decoder = nn.ModuleList(CrossBlock(D, heads, C, dropout) for _ in range(config.decoder))
         self.head = Head(D, config.vocab, C, config.never)
         if config.rope == "2d" and config.grid is not None:
@@ -237,17 +232,22 @@ class GroupSwap(nn.Module):
 
 
 class Neighbours(nn.Module):
-    """What is encoded right beside each target joins its first state, where it is known. Nothing does at first.
+    """What is encoded on both sides of each target joins its first state, where it is known. Nothing does at first.
 
     A causal model predicts a token from the state of the one before it. Here a target has to find that one by
     attention, first of all; this hands it over (docs/results.md).
     """
 
-    def __init__(self, width: int, places: int, sides: tuple[int, ...]):
+    def __init__(self, width: int, places: int, number: int):
         super().__init__()
-        self.places, self.sides = places, sides
-        self.linear = nn.Linear(width, len(sides) * width, bias=False)
+        self.places, self.number = places, number
+        self.linear = nn.Linear(width, 2 * number * width, bias=False)
         nn.init.zeros_(self.linear.weight)
+
+    @staticmethod
+    def sides(number: int) -> list[int]:
+        """Where neighbours stand, seen from a target."""
+        return [side for side in range(-number, number + 1) if side]
 
     def forward(
         self, memory: Tensor, positions: Tensor, targets: Tensor, ends: tuple[Offsets, Offsets], seen: Seen | None
@@ -256,11 +256,12 @@ class Neighbours(nn.Module):
         owners, context = ends[0].owner, ends[1]
         if not len(memory):
             return memory.new_zeros(len(targets), memory.shape[1])
-        table = positions.new_full((len(context), self.places + 2), -1)  # which context token stands where
-        table[context.owner, positions + 1] = torch.arange(len(memory), device=memory.device)
+        n, sides = self.number, self.sides(self.number)
+        table = positions.new_full((len(context), self.places + 2 * n), -1)  # which context token stands where
+        table[context.owner, positions + n] = torch.arange(len(memory), device=memory.device)
         total: Tensor | float = 0.0
-        for side, states in zip(self.sides, self.linear(memory).chunk(len(self.sides), 1), strict=True):
-            there = table[owners, targets + 1 + side]
+        for side, states in zip(sides, self.linear(memory).chunk(2 * n, 1), strict=True):
+            there = table[owners, targets + n + side]
             known = there >= 0
             if seen is not None:  # of the tokens before it alone
                 known &= there - context.bounds[:-1].long()[owners] < seen.counts

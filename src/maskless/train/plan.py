@@ -50,7 +50,7 @@ def plan(characters: int, device: torch.device, minutes: float | None = None) ->
 
 
 # The parts of a Partition Transformer, unless others are asked for.
-PLAIN = {"context": "full", "queries": "position", "swap": "released", "neighbours": "none", "rope": "1d"}
+PLAIN = {"context": "full", "queries": "position", "swap": "released", "neighbours": 0, "rope": "1d"}
 
 
 def network_config(model: str, codec: TextCodec, length: int, *, rope: str = "1d", **sizes: Any) -> Any:
@@ -88,7 +88,7 @@ def _sizes(
     encoder: int | None = None,
     heads: int | None = None,
     dropout: float = 0.1,
-    **kinds: str,
+    **kinds: Any,
 ) -> tuple[Callable[..., Any], dict[str, Any]]:
     """What makes the configuration of a network, and the sizes that networks of text and of pictures share.
 
