@@ -41,7 +41,9 @@ def without(of: dict[str, Any], *names: str) -> dict[str, Any]:
     return {name: value for name, value in of.items() if name not in names}
 
 
-NETWORK = without(types(_sizes), "heads") | dict.fromkeys(("context", "queries", "swap", "rope"), str)
+NETWORK = (
+    without(types(_sizes), "heads") | dict.fromkeys(("context", "queries", "swap", "rope"), str) | {"neighbours": int}
+)
 LISTS = dict.fromkeys(("length", "batch", "steps"), str)  # of a benchmark: several numbers
 NOT_ASKED = ("images", "codec", "warmup", "clip", "commitment")
 

@@ -15,7 +15,8 @@ from maskless.nn.partition import PartitionConfig
 SIZES = {"vocab": 11, "length": 10, "width": 16, "heads": 2}
 COMMON = {"vocab", "length", "width", "heads", "dropout"}
 CONFIGS = {
-    PartitionConfig: COMMON | {"encoder", "decoder", "condition", "never", "classes", "registers", "grid"},
+    PartitionConfig: COMMON
+    | {"neighbours", "encoder", "decoder", "condition", "never", "classes", "registers", "grid"},
     MaskedConfig: COMMON | {"layers", "condition", "mask", "always_full"},
     CausalConfig: COMMON | {"layers", "condition"},
     MaskGITConfig: COMMON | {"layers", "hidden", "mask", "classes", "grid"},
@@ -28,6 +29,7 @@ WRONG = {
     "mask": (11, 10**9, -1, 1.0, None),
     "grid": (5, (3,), (3, 3, 1), (9, 1.0), (-3, -3), ((3,), 3)),
     "registers": (1, "yes", None),
+    "neighbours": (-1, 17, 1.5, "2", True, None),
     "always_full": (1, "yes", None),
     "multipliers": (2, (1, 0), (1, 2.0), (1, "2"), None),
 }

@@ -33,7 +33,7 @@ from maskless.engine.stream import Constants, Norms, OpenNorms, Stream
 from maskless.nn.blocks import ClassCondition
 from maskless.nn.causal import CausalTransformer
 from maskless.nn.masked import MaskedTransformer
-from maskless.nn.partition import PartitionTransformer, Registers
+from maskless.nn.partition import Neighbours, PartitionTransformer, Registers
 from maskless.plans import Plan
 from maskless.problems import Offsets
 
@@ -118,7 +118,7 @@ class PartitionBackbone:
     def __init__(self, network: PartitionTransformer, dtype: torch.dtype):
         config = network.config
         self.heads, self.keeps, self.rope = config.heads, config.context == "ordered", network.rope
-        self.vocab, self.dropped = config.vocab, config.classes
+        self.vocab, self.dropped, self.neighbours = config.vocab, config.classes, config.neighbours
         self.lead, self.places = (1, Registers.PLACES) if config.registers else (0, 0)
         offset = network.rope.new_zeros(config.width)
         self.norms: Norms
@@ -166,7 +166,8 @@ class PartitionCache:
             shape = 2, rows, backbone.heads, columns, first.shape[1] // backbone.heads
             self.encoded = backbone.encoder.new_cache(rows, columns)
             self.found, self.rest = first.new_zeros(1, *shape), first.new_zeros(len(backbone.decoder), *shape)
-            self.tensors = self.encoded, self.found, self.rest
+            self.beside = first.new_zeros(1, 1, rows, 1, columns, 2 * backbone.neighbours * first.shape[1])
+            self.tensors = self.encoded, self.found, self.rest, self.beside
 
     def encode(self, state: BatchState, context: Offsets) -> None:
         """Encode all that is known, so that later steps find it."""
@@ -185,32 +186,55 @@ class PartitionCache:
     ) -> Tensor:
         backbone, swap = self.backbone, self.backbone.swap
         positions, _ = state.at_index(at)
-        (found, *rest), past = self._keys(state, context, whole)
+        (found, *rest), past, beside = self._keys(state, context, whole)
         q = swap.queries.index_select(0, positions).unflatten(1, (backbone.heads, -1))
         x = swap.first.index_select(0, positions)
         x.addmm_(kernels.attend(q, positions, backbone.rope, *found, targets, past, causal=chain), swap.out.t())
+        if backbone.neighbours:
+            self._join_neighbours(x, state, at, positions, past, beside, chain=chain)
         stream = self.norms.stream(1, x, targets)
         for layer, (k, v) in zip(backbone.decoder, rest, strict=True):
             q = F.linear(stream.read(), *layer.enter).unflatten(1, (backbone.heads, -1))
             leave(stream, layer, kernels.attend(q, positions, backbone.rope, k, v, targets, past, causal=chain))
         return stream.read()
 
-    def _keys(self, state: BatchState, context: Offsets, whole: bool) -> tuple[list[tuple[Tensor, Tensor]], Past]:
-        """Keys and values of GroupSwap and of each decoder layer, and which of them each row attends to."""
+    def _join_neighbours(
+        self, x: Tensor, state: BatchState, at: Tensor, positions: Tensor, past: Past, beside: Tensor, *, chain: bool
+    ) -> None:
+        """What is encoded beside each target joins x (U, D); at (U,): the targets' index in the flattened batch."""
+        n = self.backbone.neighbours
+        columns = state.columns_of(len(past.begins), len(self.backbone.rope), n)
+        rows, own = at // len(state.columns), at % len(state.columns)
+        limit = own if chain else state.known[rows]
+        for side, states in zip(Neighbours.sides(n), beside.chunk(2 * n, 1), strict=True):
+            column = columns[rows, positions + n + side]
+            known = column < limit
+            there = past.begins[rows] + torch.where(known, column, 0)
+            x += torch.where(known[:, None], states.index_select(0, there), 0)
+
+    def _keys(
+        self, state: BatchState, context: Offsets, whole: bool
+    ) -> tuple[list[tuple[Tensor, Tensor]], Past, Tensor]:
+        """Keys and values of GroupSwap and of each decoder layer, which of them each row attends to, and what they
+        hand to their neighbours."""
         backbone, swap = self.backbone, self.backbone.swap
         index = state.last(context)
         stream, positions = backbone.encoder(state, self.norms, context, index, self.encoded, whole)
         shape = -1, 2, backbone.heads, swap.first.shape[1] // backbone.heads
-        rest = F.linear(stream.read(), *swap.decoder_kv).unflatten(1, shape)  # (T, decoder, 2, h, d)
+        read = stream.read()
+        rest = F.linear(read, *swap.decoder_kv).unflatten(1, shape)  # (T, decoder, 2, h, d)
+        beside = read[:, :0] if swap.neighbours is None else F.linear(read, swap.neighbours)
         found = F.linear(stream.x, *swap.kv).unflatten(1, shape)  # (T, 1, 2, h, d)
         if self.tensors:
             kernels.store(found, positions, backbone.rope, index, self.found)
             kernels.store(rest, positions, backbone.rope, index, self.rest)
-            return [(k, v) for k, v in (*self.found, *self.rest)], state.past(context)
+            if swap.neighbours is not None:
+                beside = self.beside.view(-1, beside.shape[1]).index_copy_(0, index, beside)
+            return [(k, v) for k, v in (*self.found, *self.rest)], state.past(context), beside
         kernels.rotate_(found[:, :, 0], positions, backbone.rope)
         kernels.rotate_(rest[:, :, 0], positions, backbone.rope)
         pairs = [(kv[:, 0], kv[:, 1]) for kv in (*found.unbind(1), *rest.unbind(1))]
-        return pairs, Past(context.bounds[:-1], context.bounds.diff())
+        return pairs, Past(context.bounds[:-1], context.bounds.diff()), beside
 
 
 class MaskedBackbone:

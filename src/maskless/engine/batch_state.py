@@ -54,6 +54,12 @@ class BatchState:
         """All that is known of the rows of a span."""
         return Past(self.starts[: len(span)], self.known[: len(span)])
 
+    def columns_of(self, rows: int, places: int, margin: int) -> Tensor:
+        """At i + margin the column of the known token that stands at position i, N where none does.  -> (S, places')"""
+        columns, unused = self.columns.expand(rows, -1), places + 2 * margin
+        where = torch.where(columns < self.known[:rows, None], self.order[:rows] + margin, unused)
+        return self.order.new_full((rows, unused + 1), len(self.columns)).scatter(1, where, columns)
+
     def at_index(self, index: Tensor) -> tuple[Tensor, Tensor]:
         """Positions and tokens there."""
         return self.order.view(-1).index_select(0, index), self.tokens.view(-1).index_select(0, index)

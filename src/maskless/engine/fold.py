@@ -58,6 +58,7 @@ class Swap:
     first: Tensor  # (L, D) what stands at each target before anything is found
     out: Tensor  # (D, D)
     kv: Linear  # keys and values of GroupSwap, from the stream as it is
+    neighbours: Tensor | None  # (sides * D, D)
     decoder_kv: Linear  # of all decoder layers, from the normalised stream
 
 
@@ -175,4 +176,5 @@ def fold_swap(network: PartitionTransformer, offset: Tensor, dtype: torch.dtype)
         out=swap.out.weight.to(dtype),
         kv=(swap.kv.weight.to(dtype), missing.to(dtype)),
         decoder_kv=(torch.cat(decoder).to(dtype), None),
+        neighbours=None if network.neighbours is None else network.neighbours.linear.weight.to(dtype),
     )

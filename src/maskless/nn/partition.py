@@ -28,12 +28,13 @@ from maskless.nn.blocks import (
     spread,
 )
 from maskless.nn.sizes import check_fields
-from maskless.problems import Offsets, Problems
+from maskless.problems import Offsets, Problems, Seen
 
 QUERIES = ("position", "mean", "logsumexp")
 CONTEXTS = ("full", "ordered")
 SWAPS = ("released", "residual", "gated")
 ROPES = ("1d", "2d")
+NEAREST = 16  # neighbours on a side, at most
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -50,6 +51,7 @@ class PartitionConfig:
     dropout: float = 0.1
     queries: str = "position"  # what GroupSwap asks with: the position, or also an aggregate of the context
     swap: str = "released"  # what GroupSwap returns: what it found; "residual": and its query; "gated": a share of it
+    neighbours: int = 0  # on each side of a target: how many encoded tokens join its first state
     context: str = "full"  # "ordered": a context token attends only to those known before it, so it can be cached
     never: int | None = None  # an id that is never predicted (released models keep a row for a mask)
     classes: int | None = None  # labels 0 to classes - 1, and `classes` for a dropped one; None: no labels (text)
@@ -61,6 +63,8 @@ class PartitionConfig:
         check_fields(self)
         if self.width % self.heads or (self.width // self.heads) % 2:
             raise ValueError(f"width {self.width} does not split into {self.heads} heads of even width")
+        if not 0 <= self.neighbours <= NEAREST:
+            raise ValueError(f"neighbours {self.neighbours} is out of range: expected 0 (none) to {NEAREST}")
         for what, known in (("queries", QUERIES), ("swap", SWAPS), ("context", CONTEXTS), ("rope", ROPES)):
             if getattr(self, what) not in known:
                 raise ValueError(f"unknown {what} {getattr(self, what)!r}: expected one of {', '.join(known)}")
@@ -90,6 +94,8 @@ class PartitionTransformer(nn.Module):
         self.normalised = Normalised()
         reserved = Registers.PLACES if config.registers else 0
         self.swap = GroupSwap(D, heads, reserved + config.length, config.queries, config.swap)
+        places = reserved + config.length
+        self.neighbours = Neighbours(D, places, config.neighbours) if config.neighbours else None
         self.decoder = nn.ModuleList(CrossBlock(D, heads, C, dropout) for _ in range(config.decoder))
         self.head = Head(D, config.vocab, C, config.never)
         if config.rope == "2d" and config.grid is not None:
@@ -122,6 +128,8 @@ class PartitionTransformer(nn.Module):
             memory = block(memory, offsets, ropes[1], condition)
         x = self.swap(targets, memory, ends, ropes, stairs).to(memory.dtype)  # (U, D)
         memory = self.normalised(memory)  # once for all decoder layers: their norms share the statistics
+        if self.neighbours is not None:
+            x = x + self.neighbours(memory, positions, targets, ends, seen)
         for block in self.decoder:
             x = block(x, memory, ends, ropes, condition, stairs)
         return x
@@ -221,6 +229,45 @@ class GroupSwap(nn.Module):
         if self.gain is not None:
             return self.gain * query
         return query if self.kind == "residual" else None
+
+
+class Neighbours(nn.Module):
+    """What is encoded on both sides of each target joins its first state, where it is known. Nothing does at first.
+
+    A causal model predicts a token from the state of the one before it. Here a target has to find that one by
+    attention, first of all; this hands it over (docs/results.md).
+    """
+
+    def __init__(self, width: int, places: int, number: int):
+        super().__init__()
+        self.places, self.number = places, number
+        self.linear = nn.Linear(width, 2 * number * width, bias=False)
+        nn.init.zeros_(self.linear.weight)
+
+    @staticmethod
+    def sides(number: int) -> list[int]:
+        """Where neighbours stand, seen from a target."""
+        return [side for side in range(-number, number + 1) if side]
+
+    def forward(
+        self, memory: Tensor, positions: Tensor, targets: Tensor, ends: tuple[Offsets, Offsets], seen: Seen | None
+    ) -> Tensor:
+        """memory (T, D) normalised, at positions (T,); targets (U,); ends: offsets of targets and memory -> (U, D)"""
+        owners, context = ends[0].owner, ends[1]
+        if not len(memory):
+            return memory.new_zeros(len(targets), memory.shape[1])
+        n, sides = self.number, self.sides(self.number)
+        table = positions.new_full((len(context), self.places + 2 * n), -1)  # which context token stands where
+        table[context.owner, positions + n] = torch.arange(len(memory), device=memory.device)
+        total: Tensor | float = 0.0
+        for side, states in zip(sides, self.linear(memory).chunk(2 * n, 1), strict=True):
+            there = table[owners, targets + n + side]
+            known = there >= 0
+            if seen is not None:  # of the tokens before it alone
+                known &= there - context.bounds[:-1].long()[owners] < seen.counts
+            total = total + torch.where(known[:, None], states.index_select(0, there.clamp_min(0)), 0)
+        assert isinstance(total, Tensor)
+        return total
 
 
 def segment_mean(x: Tensor, offsets: Offsets) -> Tensor:

@@ -6,6 +6,7 @@ import dataclasses
 from typing import Any
 
 IDS = ("mask", "never")  # fields that are ids of the vocabulary; all other whole numbers are sizes
+NONE = ("neighbours",)  # of which there may be none
 
 
 def whole(value: object, least: int = 1) -> bool:
@@ -27,8 +28,8 @@ def check_fields(config: Any) -> None:
         if name in IDS:
             if not whole(value, 0) or value >= config.vocab:
                 raise ValueError(f"{name} id {value!r} is outside the vocabulary of {config.vocab}")
-        elif kind == "int" and not whole(value):
-            raise ValueError(f"{name} {value!r} is out of range: expected 1 or more, a whole number")
+        elif kind == "int" and not whole(value, least := 0 if name in NONE else 1):
+            raise ValueError(f"{name} {value!r} is out of range: expected {least} or more, a whole number")
         elif kind == "float" and not (isinstance(value, int | float) and 0 <= value < 1):
             raise ValueError(f"{name} {value!r} is out of range: expected at least 0 and less than 1")
         elif kind == "bool" and not isinstance(value, bool):

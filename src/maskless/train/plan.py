@@ -50,7 +50,7 @@ def plan(characters: int, device: torch.device, minutes: float | None = None) ->
 
 
 # The parts of a Partition Transformer, unless others are asked for.
-PLAIN = {"context": "full", "queries": "position", "swap": "released", "rope": "1d"}
+PLAIN = {"context": "full", "queries": "position", "swap": "released", "neighbours": 0, "rope": "1d"}
 
 
 def network_config(model: str, codec: TextCodec, length: int, *, rope: str = "1d", **sizes: Any) -> Any:
@@ -88,7 +88,7 @@ def _sizes(
     encoder: int | None = None,
     heads: int | None = None,
     dropout: float = 0.1,
-    **kinds: str,
+    **kinds: Any,
 ) -> tuple[Callable[..., Any], dict[str, Any]]:
     """What makes the configuration of a network, and the sizes that networks of text and of pictures share.
 
@@ -97,7 +97,7 @@ def _sizes(
     """
     kind = MODELS[model][0]
     if kind != "partition" and (PLAIN | kinds != PLAIN or encoder is not None):
-        names = "context, queries, swap" + ", rope" * (model in IMAGE_MODELS)
+        names = "context, queries, swap, neighbours" + ", rope" * (model in IMAGE_MODELS)
         raise ValueError(f"{names} and encoder belong to pgm: the model is {model}")
     least = 2 if kind == "partition" else 1
     if layers < least:

@@ -57,16 +57,19 @@ def configure(folder: Path, request: Request, prepare: Prepare) -> RunConfig:
         raise ValueError(f"{folder} holds a run already: resume it with --resume, or name another --out")
     if request.data is not None and (request.vocab, request.tokenizer, request.length) != (None, None, None):
         raise ValueError("--vocab, --tokenizer and --length go with --text: prepared data has its own")
-    sizes = plan(_characters(request), torch.device(processes().device), request.train.get("minutes"))
+    device, image = torch.device(processes().device), request.data is not None and holds_images(request.data)
+    sizes = plan(_characters(request), device, request.train.get("minutes"))
     settings = _settings(request, sizes)
     check_processes(settings, processes())
     network = {"width": sizes.width, "layers": sizes.layers} | request.network
     if settings.objective == "chain":
-        network = {"context": "ordered", "swap": "gated"} | network
+        near = 2 if device.type == "cpu" and not image else 0  # where it was measured (docs/results.md)
+        network = {"context": "ordered", "swap": "gated", "neighbours": near} | network
         for name, needs in (("context", "ordered"), ("queries", "position")):
             if network.get(name, needs) != needs:
                 raise ValueError(f"{name} {network[name]!r} with a chain: expected {needs!r}, or --objective partition")
-    if request.data is not None and holds_images(request.data):
+    if image:
+        assert request.data is not None
         images = open_images(request.data)
         config = image_network_config(settings.model, images, **network)
         if settings.model == "pgm" and settings.weights != "arccos":
