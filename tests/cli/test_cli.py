@@ -126,6 +126,10 @@ def test_a_filled_text_keeps_what_was_given(model, command):
     assert filled["text"].endswith(".")
     assert len(filled["order"]) == 7
     assert command("fill", model, "anna [3] the [4].", "--steps", 7).out == filled["text"] + "\n"
+    ways = maskless.fill(maskless.load(model), "anna [3] the [4].", n=3, steps=7)
+    assert command("fill", model, "anna [3] the [4].", "--steps", 7, "--n", 3).out == "".join(
+        f"{way}\n" for way in ways
+    )
 
 
 def test_evaluation_gives_the_likelihood_in_each_order(model, command):

@@ -86,6 +86,7 @@ def fill(
         str,
         typer.Argument(help="Text with gaps of so many tokens: 'The \\[8] sat on \\[12].' Or the file of a picture."),
     ],
+    n: Annotated[int | None, typer.Option(help="Text: so many ways to fill it. Default: 1.")] = None,
     how: Annotated[Given, HOW],
     of_pictures: Annotated[Given, PICTURE],
     tokenizer: TOKENIZER = None,
@@ -100,15 +101,16 @@ def fill(
     from maskless import api
 
     loaded = api.load(model, tokenizer=tokenizer)
-    _check_kind(loaded, {}, of_pictures, as_json)
+    _check_kind(loaded, {} if n is None else {"n": n}, of_pictures, as_json)
     if loaded.layout == "image":
         from maskless.cli import pictures
 
         pictures.fill(loaded, Path(what), **of_pictures, **how)
         return
     with show.watching("filling") as on_step:
-        filled = api.fill(loaded, what, on_step=on_step, **how)
-    _say(filled, as_json)
+        filled = api.fill(loaded, what, n=1 if n is None else n, on_step=on_step, **how)
+    for one in filled:
+        _say(one, as_json)
 
 
 def _check_kind(model: Model, text: Given, of_pictures: Given, as_json: bool) -> None:
