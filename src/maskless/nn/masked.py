@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from maskless.nn.attention import rotary_table
 from maskless.nn.blocks import ConstantCondition, Embedding, Head, Read, SelfBlock, read_logits
-from maskless.nn.sizes import check_fields
+from maskless.nn.sizes import check_fields, check_heads
 from maskless.problems import Offsets, Problems
 
 
@@ -35,8 +35,7 @@ class MaskedConfig:
 
     def __post_init__(self) -> None:
         check_fields(self)
-        if self.width % self.heads or (self.width // self.heads) % 2:
-            raise ValueError(f"width {self.width} does not split into {self.heads} heads of even width")
+        check_heads(self.width, self.heads)
 
 
 class MaskedTransformer(nn.Module):

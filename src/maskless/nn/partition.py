@@ -27,7 +27,7 @@ from maskless.nn.blocks import (
     read_logits,
     spread,
 )
-from maskless.nn.sizes import check_fields
+from maskless.nn.sizes import check_fields, check_heads
 from maskless.problems import Offsets, Problems, Seen
 
 QUERIES = ("position", "mean", "logsumexp")
@@ -61,8 +61,7 @@ class PartitionConfig:
 
     def __post_init__(self) -> None:
         check_fields(self)
-        if self.width % self.heads or (self.width // self.heads) % 2:
-            raise ValueError(f"width {self.width} does not split into {self.heads} heads of even width")
+        check_heads(self.width, self.heads)
         if not 0 <= self.neighbours <= NEAREST:
             raise ValueError(f"neighbours {self.neighbours} is out of range: expected 0 (none) to {NEAREST}")
         for what, known in (("queries", QUERIES), ("swap", SWAPS), ("context", CONTEXTS), ("rope", ROPES)):

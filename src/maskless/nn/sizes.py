@@ -38,3 +38,9 @@ def check_fields(config: Any) -> None:
             pair = kind == "tuple[int, int]"
             if not (isinstance(value, tuple | list) and all(map(whole, value)) and (len(value) == 2 or not pair)):
                 raise ValueError(f"{name} {value!r}: expected {'two ' * pair}whole numbers, 1 or more")
+
+
+def check_heads(width: int, heads: int) -> None:
+    """Raise a ValueError where RoPE finds no pairs of channels."""
+    if width % heads or (width // heads) % 2:
+        raise ValueError(f"width {width} does not split into {heads} heads of even width")
