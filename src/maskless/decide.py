@@ -65,10 +65,6 @@ def drafts_of(
     """
     wanted, frame = ~known if wanted is None else wanted, model.frame
     how = settled(model, how, int(wanted.sum(1).max()))
-    if how.exact and not chains(model.network):
-        raise ValueError(
-            "exact sampling checks tokens as a chain: expected a Partition Transformer with ordered context"
-        )
     begins = None if spaced is None or not bool(spaced.any()) else frame.begins
     again = order_of(model, how.order if how.order in ("left", "raster") else "random")  # scattered tokens: no strands
     return Drafts(
@@ -126,6 +122,10 @@ def settled(model: Model, how: How, unknown: int) -> How:
 
 def _exact(model: Model, how: How, unknown: int) -> How:
     """A token a step, of which several are drawn in a round."""
+    if not chains(model.network):
+        raise ValueError(
+            "exact sampling checks tokens as a chain: expected a Partition Transformer with ordered context"
+        )
     plain = settled(model, replace(how, exact=False, draft=None), unknown)
     draft = how.draft or (plain.strands if plain.order == "strands" and (plain.strands or 0) > 1 else DRAFT)
     return replace(plain, exact=True, draft=min(draft or DRAFT, unknown), steps=None, counts=None)

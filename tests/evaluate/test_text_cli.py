@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+import maskless
 from maskless.checkpoint import Model
 from maskless.codec.text import byte_codec
 from maskless.data.prepare import prepare
@@ -24,6 +25,7 @@ def folder(tmp_path_factory, tiny) -> Path:
     prepare([text], path / "data", codec=byte_codec(), length=16)
     for name, kind, sizes in (
         ("pgm", "position", {}),
+        ("chain", "ordered", {}),
         ("mdlm", "masked", {"vocab": 258, "mask": 257}),
         ("ar", "causal", {}),
     ):
@@ -85,6 +87,14 @@ def test_generative_perplexity_is_kept_in_a_file(folder, judge, command, tmp_pat
     assert other.code == 2
     assert "was made with top_k None, not 5: name another file" in other.err
     assert "was made with texts 3, not 2: name another file" in command(*given, "--texts", 2).err
+
+
+def test_exact_samples_are_judged_too(folder, judge, command, tmp_path):
+    given = ["evaluate", folder / "chain", "--what", "genppl", "--judge", judge, "--texts", 2, "--exact", "--draft", 4]
+    to = tmp_path / "points.json"
+    (point,) = found(command(*given, "--json", "--out", to, "--save-texts"))["genppl"]["points"]
+    assert point["steps"] == 16
+    assert point["texts"] == list(map(str, maskless.generate(maskless.load(folder / "chain"), 2, exact=True, draft=4)))
 
 
 def test_points_of_other_data_or_of_another_tokenizer_are_not_taken_for_ours(folder, judge, command, tmp_path):
@@ -215,6 +225,10 @@ def test_gradients_have_a_variance(model, first, folder, command):
         ("{pgm} --what genppl --steps 4,many", "--steps '4,many': expected a whole number, or several: 8,16,32"),
         ("{pgm} --what genppl --steps 17", "steps 17 is out of range: expected 1 to 16"),
         ("{pgm} --what genppl --order spiral", "unknown order 'spiral'"),
+        ("{pgm} --what genppl --exact --steps 4", "--steps 4 with --exact, which settles them"),
+        ("{pgm} --what genppl --exact --draft 4,8", "--draft 4,8 with --what genppl: expected one number"),
+        ("{pgm} --what genppl --draft 4", "draft 4 goes with exact=True"),
+        ("{pgm} --what genppl --exact", "exact sampling checks tokens as a chain"),
         ("{pgm} --what genppl --top-p 2", "top_p 2.0 is out of range"),
         ("{pgm} --what genppl --judge {folder}/no.gguf", "no such file"),
         ("{pgm} --what genppl --judge {data}", "holds no config.json"),

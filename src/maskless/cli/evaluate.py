@@ -32,7 +32,10 @@ TEXT: Options = {
     "texts": Option(int, "Text, genppl: how many are drawn (1,024)."),
     "save_texts": Option(bool, "Text, genppl: keep the texts in --out.", "--save-texts"),
     "length": Option(int, "Text, genppl: tokens of a text. Default: the context."),
-    "draft": Option(str, "Text, parallel: tokens drawn at once, several with commas. Default: 4,8,16."),
+    "exact": Option(bool, f"Text, genppl. {HOW['exact'].help}", "--exact"),
+    "draft": Option(
+        str, "Text, parallel: tokens drawn at once, several with commas. Default: 4,8,16. genppl: of --exact."
+    ),
     "pairs": Option(int, "Text, variance: pairs of gradients (16)."),
 } | {name: Option(HOW[name].type, f"Text, genppl. {HOW[name].help}") for name in ("top_k", "top_p", "revise")}
 BOTH: Options = {
@@ -41,8 +44,8 @@ BOTH: Options = {
     "steps": Option(str, "Default 32. Text, genppl: several with commas, 8,16,32."),
     "order": Option(
         str,
-        "Text, genppl: random (default), left-to-right, confidence. Pictures: halton (default), "
-        "confidence, random, raster.",
+        "Text, genppl: random, left, strands or confidence. Default: as the model was trained. "
+        "Pictures: halton (default), confidence, random, raster.",
     ),
     "counts": Option(
         str,

@@ -176,6 +176,8 @@ def _genppl(
     steps: str | None = None,
     order: str | None = None,
     revise: int = 0,
+    exact: bool = False,
+    draft: str | None = None,
     batch: int = 32,
     out: Path | None = None,
     save_texts: bool = False,
@@ -184,7 +186,15 @@ def _genppl(
     check_places(out)
     if len(corpora) > 1:
         raise ValueError(f"{len(corpora)} texts: samples are compared with one --data at most")
-    asked, how = _steps(model, steps, length), how | {"seed": seed, "revise": revise}
+    how |= {"seed": seed, "revise": revise}
+    if exact or draft is not None:
+        if steps is not None:
+            raise ValueError(f"--steps {steps} with --exact, which settles them: expected one of the two")
+        sizes = [] if draft is None else numbers("draft", draft, int, "4,8,16")
+        if len(sizes) > 1:
+            raise ValueError(f"--draft {draft} with --what genppl: expected one number")
+        how |= {"exact": exact, "draft": sizes[0] if sizes else None}
+    asked = [unknown(model, length)] if exact else _steps(model, steps, length)
     draw = drawing(model, order=order, length=length, **how)
     by = find_judge(judge or DEFAULT, device=model.device)
     real = corpora[0].samples(texts) if corpora else None

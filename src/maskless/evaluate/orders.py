@@ -139,7 +139,7 @@ def drawing(model: Model, *, length: int | None = None, **how: Any) -> Draw:
     settled(model, How(**how), unknown(model, length))  # a mistake shows at once
 
     def draw(first: int, n: int, steps: int) -> list[Sample]:
-        given = how | ({"order": None} if causal else {"steps": steps})
+        given = how | ({"order": None} if causal else {} if how.get("exact") else {"steps": steps})
         drawn = texts.generate_texts(model, n, first=first, batch=n, length=length, **given)
         return [sample_of(one.tokens, model.text_codec, model.layout) for one in drawn]
 
