@@ -98,6 +98,15 @@ def test_the_engine_decides_what_the_network_decides(neighbours, context, image,
         assert torch.equal(sampled(network, backend_of(network, draft=3, length=L), way=alone, draft=3), expected)
 
 
+@pytest.mark.parametrize("confident", [False, True])
+@pytest.mark.parametrize("context", ["ordered", "full"])
+def test_with_nothing_known_there_are_no_neighbours(context, confident):
+    network, unknown = make(2, context), torch.zeros(3, L, dtype=torch.bool)
+    way = plan(unknown, ~unknown, row_keys(1, torch.arange(3)), steps=4, order=ORDERS["left"], counts=COUNTS["uniform"])
+    expected = sampled(network, Plain(network), way=way, confident=confident)
+    assert torch.equal(sampled(network, backend_of(network), way=way, confident=confident), expected)
+
+
 @pytest.mark.parametrize("neighbours", [1, 3])
 def test_rows_that_come_and_go_keep_what_stands_beside(neighbours):
     """In slots, as a server computes them: two drafts of other lengths, of which one joins later."""

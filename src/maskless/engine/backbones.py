@@ -190,7 +190,7 @@ class PartitionCache:
         q = swap.queries.index_select(0, positions).unflatten(1, (backbone.heads, -1))
         x = swap.first.index_select(0, positions)
         x.addmm_(kernels.attend(q, positions, backbone.rope, *found, targets, past, causal=chain), swap.out.t())
-        if backbone.neighbours:
+        if backbone.neighbours and len(beside):
             self._join_neighbours(x, state, at, positions, past, beside, chain=chain)
         stream = self.norms.stream(1, x, targets)
         for layer, (k, v) in zip(backbone.decoder, rest, strict=True):
