@@ -51,17 +51,10 @@ def log_likelihood(
         how: dict[str, Any] = {"order": order, "strands": strands, "orders": orders, "samples": samples, "seed": seed}
         return torch.cat([log_likelihood(model, text, known, **how) for text in tokens])
     tokens = whole("tokens", tokens).cpu()
-    known = torch.zeros_like(tokens, dtype=torch.bool) if known is None else torch.as_tensor(known).cpu().bool()
     single = tokens.ndim == 1
-    if single:
-        tokens, known = tokens[None], known[None]
+    tokens, known = _rows(model, tokens, known)
     if order is not None and not isinstance(order, str):
         order = whole("order", order).cpu()
-    check_rows(model, tokens, known)
-    lead = model.lead
-    if lead and tokens.shape[1] >= len(lead):  # what begins every sequence is given
-        begins = (tokens[:, : len(lead)] == torch.tensor(lead)).all(1, keepdim=True)
-        known = known | (begins & (torch.arange(tokens.shape[1]) < len(lead)))
     if strands is not None and order != "strands":
         raise ValueError(f"strands {strands} goes with the order 'strands', not with {order!r}")
     if order is not None and orders is not None:
@@ -82,6 +75,19 @@ def log_likelihood(
         else:
             score = -bound(model.network, tokens, known, samples=samples, seed=seed)
     return score[0] if single else score
+
+
+def _rows(model: Model, tokens: Tensor, known: Numbers | None) -> tuple[Tensor, Tensor]:
+    """Token ids of one row or several, and which are given: what begins every sequence always is.  -> (B, L) x 2"""
+    given = torch.zeros_like(tokens, dtype=torch.bool) if known is None else torch.as_tensor(known).cpu().bool()
+    if tokens.ndim == 1:
+        tokens, given = tokens[None], given[None]
+    check_rows(model, tokens, given)
+    lead = torch.tensor(model.lead, dtype=torch.long)
+    if len(lead) <= tokens.shape[1]:
+        begins = (tokens[:, : len(lead)] == lead).all(1, keepdim=True)
+        given = given | (begins & (torch.arange(tokens.shape[1]) < len(lead)))
+    return tokens, given
 
 
 def _permuted(model: Model, order: str | Tensor, known: Tensor, strands: int | None) -> Tensor:

@@ -1,28 +1,16 @@
-"""A command in this process, and a run, a text and other data for it to work on."""
+"""A run, a text and other data for commands to work on."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
-from running import Ended, in_process, really
+from running import really
 
+from in_process import Ended
 from maskless.data.prepare import prepare
 from maskless.data.toy import write
-
-
-@pytest.fixture
-def command(capsys) -> Callable[..., Ended]:
-    """command(...): what this process makes of a command."""
-
-    def run(*arguments: Any) -> Ended:
-        capsys.readouterr()
-        return Ended(in_process(*arguments), *capsys.readouterr())
-
-    return run
 
 
 @pytest.fixture(scope="session")

@@ -1,33 +1,14 @@
-"""A command in this process or in one of its own, and how it ended."""
+"""How a command ended, and a command in a process of its own."""
 
 from __future__ import annotations
 
 import os
 import subprocess
 import sys
-import threading
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
-import pytest
-
-from maskless import cli
-
-
-class Ended(NamedTuple):
-    code: int
-    out: str
-    err: str
-
-
-def in_process(*arguments: Any) -> int:
-    """The exit code of a command in this process."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(sys, "argv", ["maskless", *map(str, arguments)])
-        patch.setattr(threading, "excepthook", threading.excepthook)
-        with pytest.raises(SystemExit) as ended:
-            cli.main()
-    return int(ended.value.code or 0)
+from in_process import Ended
 
 
 def done(ended: Ended) -> Ended:

@@ -7,8 +7,9 @@ import numpy as np
 import pytest
 import torch
 from PIL import Image
-from running import done, in_process, one_line
+from running import done, one_line
 
+from in_process import exit_code_of
 from maskless import api, images
 from maskless.evaluate.images import Statistics
 from maskless.evaluate.sets import drawn
@@ -49,9 +50,9 @@ def run(photos, tmp_path_factory):
     """The folder of a run that knows dark from light."""
     folder = tmp_path_factory.mktemp("run")
     data, to = folder / "data", folder / "run"
-    assert in_process("prepare", photos, "--out", data, "--codec", "pixels:4", "--size", 4) == 0
+    assert exit_code_of("prepare", photos, "--out", data, "--codec", "pixels:4", "--size", 4) == 0
     sizes = ("--width", 32, "--layers", 2, "--steps", 30, "--batch", 16, "--lr", 5e-3, "--warmup", 5, "--ema", 0.9)
-    assert in_process("train", "--data", data, "--out", to, "--tracker", "none", *sizes) == 0
+    assert exit_code_of("train", "--data", data, "--out", to, "--tracker", "none", *sizes) == 0
     return to
 
 
