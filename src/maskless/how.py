@@ -55,7 +55,7 @@ class How:
     refresh: int = choice(
         1, "Full context: encode all that is known in every r-th step only (not exact).", least=1, range="1 or more"
     )
-    exact: bool = choice(False, "Several tokens a round with exactly the distribution of one token a step.")
+    exact: bool = choice(False, "Draw several tokens per round, with exactly the distribution of one token per step.")
     draft: int | None = choice(
         None,
         "Exact: tokens drawn and checked together. Default: 16, or the strands.",

@@ -86,7 +86,7 @@ def fill(
         str,
         typer.Argument(help="Text with gaps of so many tokens: 'The \\[8] sat on \\[12].' Or the file of a picture."),
     ],
-    n: Annotated[int | None, typer.Option(help="Text: so many ways to fill it. Default: 1.")] = None,
+    n: Annotated[int | None, typer.Option(help="Text: how many fillings. Default: 1.")] = None,
     how: Annotated[Given, HOW],
     of_pictures: Annotated[Given, PICTURE],
     tokenizer: TOKENIZER = None,

@@ -46,7 +46,7 @@ NETWORK: Options = {  # keywords of `network_config` and `image_network_config`
     "queries": Option(str, "pgm: position (default), mean or logsumexp."),
     "swap": Option(str, "pgm: gated (default of a chain), released (of two groups) or residual."),
     "neighbours": Option(
-        int, "pgm: encoded tokens on each side that a target starts from. Default: CPU chains 2, else 0."
+        int, "pgm: neighbours on each side whose states a target starts from. Default: CPU chains 2, else 0."
     ),
     "rope": Option(str, "pgm of pictures: 1d (default), or 2d, by row and column."),
 }
