@@ -1,5 +1,6 @@
 """Exact sampling has the distribution of one token a step, whatever the order, the filter and the size of a draft."""
 
+import copy
 import itertools
 
 import pytest
@@ -12,8 +13,9 @@ from maskless.checkpoint import Model
 from maskless.codec.text import byte_codec
 from maskless.drafts import Drafts
 from maskless.draw import Guidance, Truncation, constant
-from maskless.engine import Slots, backend_of
-from maskless.engine.rounds import Rounds
+from maskless.engine import Engine, Slots, backend_of, backends
+from maskless.engine.kv_slots import KVSlots
+from maskless.engine.rounds import RoundKind, Rounds
 from maskless.logits import row_keys
 from maskless.mixture import Mixture
 from maskless.order import COUNTS, ORDERS, strands
@@ -96,6 +98,38 @@ def test_a_broken_rule_is_found_out(network, p_value, monkeypatch, broken):
     monkeypatch.setattr(sampling, "accept", wrong)
     tokens, _ = exactly(network, FAMILIES["left"], 20_000, draft=4)
     assert goodness(tokens, law(network, FAMILIES["left"], Truncation()), p_value) < 1e-6
+
+
+def in_rounds(network, device: str, order: list[int], rows: int, **how) -> tuple[Tensor, Drafts]:
+    """As `exactly` after a first token, in rounds of an engine that computes in float32; most rows wait their turn."""
+    there, way = copy.deepcopy(network).to(device), [L, *order]
+    tokens = torch.ones(rows, L + 1, dtype=torch.long)
+    plan = Plan(torch.tensor(way).repeat(rows, 1), torch.arange(1, L + 2).repeat(rows, 1))
+    drafts = Drafts(tokens=tokens, plan=plan, keys=row_keys(2, torch.arange(rows)), at_once=rows // 5, **how)
+    run(drafts, Slots(there, KVSlots(Engine(there, precision=torch.float32), L + 1)))
+    return drafts.tokens, drafts
+
+
+@pytest.mark.parametrize(
+    ("device", "family"), [("cpu", "left"), *(pytest.param("cuda", each, marks=pytest.mark.gpu) for each in FAMILIES)]
+)
+@pytest.mark.parametrize("name", ["plain", "cool nucleus"])
+def test_in_rounds_every_sequence_is_as_likely_too(network, p_value, monkeypatch, device, family, name):
+    rows, rounds, one = 50_000 if device == "cuda" else 10_000, [], Rounds.round
+    monkeypatch.setattr(Rounds, "round", lambda self: (rounds.append(self.kind.rows), one(self)))
+    order, filter = FAMILIES[family], FILTERS[name]
+    tokens, drafts = in_rounds(network, device, order, rows, filter=filter, draft=4)
+    assert goodness(tokens, law(network, order, filter, {L: 1}), p_value) > 1e-4
+    assert drafts.tally.decided == rows * L
+    assert max(rounds) == rows // 5
+
+
+@pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
+def test_in_rounds_a_broken_rule_is_found_out(network, p_value, monkeypatch, device):
+    whole = Rounds._accept
+    monkeypatch.setattr(Rounds, "_accept", lambda self, drawn, p, q, *rest: whole(self, drawn, p, p, *rest))
+    tokens, _ = in_rounds(network, device, FAMILIES["left"], 10_000, draft=4)
+    assert goodness(tokens, law(network, FAMILIES["left"], Truncation(), {L: 1}), p_value) < 1e-6
 
 
 def test_guided_samples_too(p_value, tiny):
@@ -238,10 +272,11 @@ def landed(step) -> tuple:
 @pytest.mark.parametrize("guided", [False, True])
 @pytest.mark.parametrize("register", [False, True])
 @pytest.mark.parametrize("name", ["plain", "cool nucleus"])
-@pytest.mark.parametrize("watched", [False, True])
-def test_what_was_kept_gives_the_answers_of_the_network(tiny, monkeypatch, guided, register, name, watched):
+@pytest.mark.parametrize(("watched", "unused"), [(False, 0), (True, 0), (False, 3)])
+def test_what_was_kept_gives_the_answers_of_the_network(tiny, monkeypatch, guided, register, name, watched, unused):
     """Drafts and checks that encode new tokens only, in slots or in rounds, are those of the plain network."""
     rounds, one = [], Rounds.round
+    monkeypatch.setattr(backends, "RoundKind", lambda rows, **kind: RoundKind(rows=rows + unused, **kind))
     monkeypatch.setattr(Rounds, "round", lambda self: (rounds.append(self.kind.rows), one(self)))
     classes = {"classes": 2, "grid": (1, 8), "registers": register} if guided or register else {}
     network = tiny("ordered", scale=0.4, vocab=7, never=None, length=9, width=32, **classes)
@@ -268,9 +303,29 @@ def test_what_was_kept_gives_the_answers_of_the_network(tiny, monkeypatch, guide
     seen = ([], [])
     run(mine, backend, seen[0].append if watched else None)
     run(plain, Plain(network), seen[1].append)
-    assert rounds[:1] == ([] if guided else [5])
+    assert rounds[:1] == ([] if guided else [5 + unused])
     assert not watched or list(map(landed, seen[0])) == list(map(landed, seen[1]))
     assert torch.equal(mine.tokens, plain.tokens)
     assert torch.equal(mine.came, plain.came)
     assert mine.tally.accepted == plain.tally.accepted < mine.tally.drafted
     torch.testing.assert_close(mine.chance, plain.chance, rtol=1e-4, atol=1e-5, equal_nan=True)
+
+
+def test_texts_that_wait_take_the_places_of_those_that_are_done(tiny, monkeypatch):
+    """No text depends on it, and there are fewer rounds than batch by batch."""
+    rounds, one = [], Rounds.round
+    monkeypatch.setattr(Rounds, "round", lambda self: (rounds.append(self.kind.rows), one(self)))
+    network = tiny("ordered", scale=0.3, vocab=258, never=None, length=24, width=32)
+    model = Model(network, byte_codec(), mixture=Mixture.parse("left=50,random=50"))
+
+    def texts(n: int, **how) -> list[str]:
+        return maskless.generate(model, n, exact=True, draft=8, order="random", **how)
+
+    together = texts(24)
+    rounds.clear()
+    assert texts(24, batch=4) == together
+    assert max(rounds) == 4
+    in_turn = len(rounds)
+    rounds.clear()
+    assert [one for first in range(0, 24, 4) for one in texts(4, first=first)] == together
+    assert in_turn < len(rounds)

@@ -8,7 +8,7 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +22,7 @@ from maskless.codec.text import TextCodec
 from maskless.codec.vq import ImageCodec, read_codec
 from maskless.files import write_aside
 from maskless.frame import Frame
+from maskless.how import check_defaults
 from maskless.mixture import Mixture
 from maskless.nn.causal import CausalConfig, CausalTransformer
 from maskless.nn.masked import MaskedConfig, MaskedTransformer
@@ -47,7 +48,7 @@ class Model(nn.Module):
 
     layout: "packed" rows start anywhere, "wrapped" and "padded" ones with BOS, "image" ones are a BOS and a grid.
     classes: the names of the labels of an image model. mixture: the orders that a chain was trained on; None: it was
-    trained on something else.
+    trained on something else. defaults: choices of `How` that suit the model where a user says nothing.
     """
 
     def __init__(
@@ -57,6 +58,7 @@ class Model(nn.Module):
         layout: str = "packed",
         classes: Sequence[str] = (),
         mixture: Mixture | None = None,
+        defaults: Mapping[str, Any] | None = None,
     ):
         super().__init__()
         self.network = network
@@ -64,6 +66,7 @@ class Model(nn.Module):
         self.layout = layout
         self.classes = tuple(classes)
         self.mixture = mixture
+        self.defaults = check_defaults(dict(defaults or {}))
 
     @property
     def config(self) -> Any:
@@ -156,6 +159,8 @@ class Model(nn.Module):
             config["classes"] = list(self.classes)
         if self.mixture is not None:
             config["orders"] = str(self.mixture)
+        if self.defaults:
+            config["defaults"] = self.defaults
         write_aside(folder / "config.json", lambda path: path.write_text(json.dumps(config, indent=2) + "\n"))
 
     @classmethod
@@ -167,13 +172,13 @@ class Model(nn.Module):
         folder = Path(name)
         if not (folder / "config.json").is_file():
             folder = shipped.find(str(name)) or (folder if folder.is_dir() else _download(str(name)))
-        network, layout, classes, mixture = _read_network(folder)
+        network, layout, classes, mixture, defaults = _read_network(folder)
         codec: TextCodec | ImageCodec | None = None
         if (folder / "tokenizer.json").exists():
             codec = TextCodec.load(folder)
         elif (folder / "codec").is_dir():
             codec = read_codec(folder / "codec")
-        model = cls(network, codec, layout, classes, mixture).eval()
+        model = cls(network, codec, layout, classes, mixture, defaults).eval()
         if isinstance(codec, TextCodec) and codec.vocab > model.config.vocab:
             raise ValueError(f"{folder}: the tokenizer has {codec.vocab} ids, the network only {model.config.vocab}")
         return model
@@ -235,11 +240,12 @@ def check_rows(model: Model, tokens: Tensor, known: Tensor, *, only_known: bool 
     check_ids("token", tokens[known if only_known else ...], model.config.vocab)
 
 
-def _read_network(folder: Path) -> tuple[nn.Module, str, list[str], Mixture | None]:
+def _read_network(folder: Path) -> tuple[nn.Module, str, list[str], Mixture | None, dict[str, Any]]:
     try:
         config = json.loads((folder / "config.json").read_text())
         kind, layout, classes = config["kind"], config["layout"], config.get("classes", [])
         mixture = Mixture.parse(config["orders"], image=layout == "image") if "orders" in config else None
+        defaults = check_defaults(config.get("defaults", {}))
         make_config, make_network = NETWORKS[kind]
         sizes = make_config(**config["network"])
         if layout not in LAYOUTS or not (isinstance(classes, list) and all(isinstance(name, str) for name in classes)):
@@ -249,7 +255,7 @@ def _read_network(folder: Path) -> tuple[nn.Module, str, list[str], Mixture | No
     except (ValueError, KeyError, TypeError, RecursionError) as error:
         raise ValueError(f"{folder / 'config.json'} is not a maskless config: {error!r}") from None
     network = read_network(folder / "model.safetensors", make_network, sizes, kind="model")
-    return network, layout, classes, mixture
+    return network, layout, classes, mixture, defaults
 
 
 def _download(name: str) -> Path:

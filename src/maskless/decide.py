@@ -58,10 +58,12 @@ def drafts_of(
     wanted: Tensor | None = None,
     labels: Tensor | None = None,
     spaced: Tensor | None = None,
+    at_once: int | None = None,
 ) -> Drafts:
     """Rows (B, L) of which some tokens are known and the wanted ones, by default all others, are to be decided.
 
-    keys (B,) from `row_keys`; labels (B,) of classes; spaced (B, L): where a token has to begin with a space.
+    keys (B,) from `row_keys`; labels (B,) of classes; spaced (B, L): where a token has to begin with a space; at_once:
+    exact rows that are under way together.
     """
     wanted, frame = ~known if wanted is None else wanted, model.frame
     how = settled(model, how, int(wanted.sum(1).max()))
@@ -71,17 +73,20 @@ def drafts_of(
         tokens=tokens,
         plan=plan_of(model, known, wanted, keys, how),
         keys=keys,
-        filter=Truncation(temperature=how.temperature, top_k=how.top_k, top_p=how.top_p),
+        filter=Truncation(
+            temperature=1.0 if how.temperature is None else how.temperature, top_k=how.top_k, top_p=how.top_p
+        ),
         never=frame.never,
         spaced=None if spaced is None or begins is None else (spaced, begins),
         confident=how.order == "confidence",
         noise=how.noise or 0.0,
         warmup=how.warmup or 0,
         labels=labels,
-        guidance=Guidance(weight=how.guidance, dropped=frame.dropped, schedule=SCHEDULES[how.schedule]),
+        guidance=Guidance(weight=how.guidance or 0.0, dropped=frame.dropped, schedule=SCHEDULES[how.schedule]),
         refresh=how.refresh,
         revise=how.revise,
         draft=how.draft or 0,
+        at_once=at_once,
         replan=partial(make_plan, order=again, counts=COUNTS[how.counts or "uniform"]),
     )
 

@@ -83,6 +83,7 @@ class Drafts:
     replan: Callable[..., Plan] | None = None
     top: int = 0  # keep so many alternatives of each decided token
     draft: int = 0  # tokens that are drawn together and checked (speculation.py); 0: as many as the plan has in a step
+    at_once: int | None = None  # rows with such drafts that are under way; when one is done, the next takes its place
 
     def __post_init__(self) -> None:
         if not 0 <= self.noise < math.inf:
@@ -153,7 +154,9 @@ class Drafts:
     def next(self) -> Tensor:
         """The rows that take the next step together: those that are least far, but exact ones at their own pace."""
         rows = self.open.nonzero()[:, 0]
-        return rows if self.draft or not len(rows) else rows[self.number[rows] == self.number[rows].min()]
+        if self.draft:
+            return rows[: self.at_once]
+        return rows[self.number[rows] == self.number[rows].min()] if len(rows) else rows
 
     def over(self, row: int) -> bool:
         """Whether the plan of a row has no next step."""

@@ -1,14 +1,14 @@
 """How to sample: every choice, once. The library, the command line, the server and the page take them from here.
 
-None means: what suits the model (decide.py).
+None means: the default of the model, which its folder may name (`with_defaults`), or else what suits it (decide.py).
 """
 
 from __future__ import annotations
 
 import inspect
 import math
-from collections.abc import Callable
-from dataclasses import dataclass, field
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
 from typing import Any, TypedDict, TypeVar
 
 from maskless.seeds import seed_of
@@ -18,6 +18,11 @@ IMAGE_ORDERS = ("halton", "confidence", "random", "raster")
 COUNTS = ("uniform", "mdlm", "arccos", "arccos-after-one")
 SCHEDULES = ("constant", "ramp")
 NONE = "0 (none) or more"
+KINDS = (  # of choices that belong together: where to write, how to draw, towards what
+    ("order", "steps", "strands", "counts", "exact", "draft"),
+    ("temperature", "top_k", "top_p"),
+    ("guidance", "schedule"),
+)
 Function = TypeVar("Function", bound=Callable[..., Any])
 
 
@@ -32,7 +37,9 @@ class How:
 
     steps: int | None = choice(None, "Steps, at most one for each unknown token. Default: as suits the model.")
     seed: int = choice(0, "The same seed gives the same samples.")
-    temperature: float = choice(1.0, "0: always the most likely token.", least=0, range="0 (greedy) or more")
+    temperature: float | None = choice(
+        None, "0: always the most likely token. Default: 1.", least=0, range="0 (greedy) or more"
+    )
     top_k: int | None = choice(None, "Draw among the k most likely tokens.", least=1, range="1 or more")
     top_p: float | None = choice(None, "Top-p (nucleus) threshold.")
     order: str | None = choice(
@@ -44,7 +51,9 @@ class How:
         None, "Parts of a text that are written in step, instead of order and steps.", least=1, range="1 or more"
     )
     counts: str | None = choice(None, "How many tokens each step decides. Default: uniform, images arccos.", of=COUNTS)
-    guidance: float = choice(0.0, "How far to go beyond the class's own logits; 0: none.", least=0, range=NONE)
+    guidance: float | None = choice(
+        None, "How far to go beyond the class's own logits. Default: 0 (none).", least=0, range=NONE
+    )
     schedule: str = choice("ramp", "Guidance schedule.", of=SCHEDULES)
     noise: float | None = choice(
         None, "Confidence order: chance in it at first. Default: 0, images 5.", least=0, range=NONE
@@ -88,19 +97,41 @@ class How:
             raise ValueError(f"{what} with exact sampling, which it would no longer be: expected one of the two")
         object.__setattr__(self, "seed", seed_of(self.seed))
 
+    def with_defaults(self, of_model: Mapping[str, Any]) -> How:
+        """The same with a model's own defaults for those kinds of choices of which nothing was said.
+
+        Whoever says anything about the draw, such as temperature=1, gets what they said and no more.
+        """
+        plain, found = How(), dict[str, Any]()
+        for kind in KINDS:
+            if all(getattr(self, name) == getattr(plain, name) for name in kind):
+                found |= {name: of_model[name] for name in kind if name in of_model}
+        how = replace(self, **found)
+        temperature = 1.0 if how.temperature is None else how.temperature
+        return replace(how, temperature=temperature, guidance=how.guidance or 0.0)
+
+
+def check_defaults(given: Any) -> dict[str, Any]:
+    """Defaults of a model; a ValueError about any that cannot be."""
+    known = [name for kind in KINDS for name in kind]
+    if not isinstance(given, dict) or not set(given) <= {*known}:
+        raise ValueError(f"defaults {given!r}: expected some of {', '.join(known)}")
+    How(**given)
+    return given
+
 
 class Choices(TypedDict, total=False):
     """The same as keywords, for `**how: Unpack[Choices]`: what an editor offers, and a type checker checks."""
 
     steps: int | None
     seed: Any  # None: another one each time
-    temperature: float
+    temperature: float | None
     top_k: int | None
     top_p: float | None
     order: str | None
     strands: int | None
     counts: str | None
-    guidance: float
+    guidance: float | None
     schedule: str
     noise: float | None
     warmup: int | None

@@ -79,9 +79,13 @@ class Plain:
 
     def follow(self, drafts: Drafts, on_step: OnStep | None) -> None:
         while len(rows := drafts.next()):
-            for step in take([drafts.ask(rows)], self)[0]:
-                if on_step is not None:
-                    on_step(step)
+            self._step(drafts, rows, on_step)
+
+    def _step(self, drafts: Drafts, rows: Tensor, on_step: OnStep | None) -> None:
+        """The next step of rows (S,)."""
+        for step in take([drafts.ask(rows)], self)[0]:
+            if on_step is not None:
+                on_step(step)
 
 
 def run(drafts: Drafts, backend: Backend, on_step: OnStep | None = None) -> list[list[int]]:

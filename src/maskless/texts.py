@@ -16,6 +16,7 @@ from maskless.how import Choices, How, spelled_out
 from maskless.logits import row_keys
 
 BATCH = 128  # texts that are computed at once
+TURNS = 16  # exact texts are done one by one, and the next take their places: so many batches are decided together
 
 
 class Text(str):
@@ -49,7 +50,7 @@ def generate_texts(
     At most `batch` samples are computed at once, which bounds the memory and changes nothing else.
     The other keywords are those of `How`.
     """
-    settings, text = How(**how), model.text_codec
+    settings, text = How(**how).with_defaults(model.defaults), model.text_codec
     context = model.config.length
     length = context if length is None else length
     given = model.lead + text.encode(prompt)
@@ -64,13 +65,15 @@ def generate_texts(
         if value < 1:
             raise ValueError(f"{name} {value} is out of range: expected 1 or more")
     texts: list[Text] = []
-    for begin in range(0, n, batch):
-        rows = min(batch, n - begin)
+    some = TURNS * batch if settings.exact else batch
+    for begin in range(0, n, some):
+        rows = min(some, n - begin)
         tokens = torch.tensor(given + [0] * (length - len(given))).repeat(rows, 1)
         known = torch.arange(length).expand(rows, length) < len(given)
         keys = row_keys(settings.seed, first + begin + torch.arange(rows))
         watch = None if on_step is None else numbered_from(begin, on_step)
-        texts += _texts(text, decide(model, drafts_of(model, tokens, known, keys, settings), watch))
+        drafts = drafts_of(model, tokens, known, keys, settings, at_once=batch)
+        texts += _texts(text, decide(model, drafts, watch))
     return texts
 
 
@@ -91,7 +94,7 @@ def fill_text(
     a mask `known` of those that stay give a `Sampled`; numbers (B,) says which sample of the seed each row is (0 to
     B-1). A text's result does not depend on the texts beside it. The other keywords are those of `How`.
     """
-    settings = How(**how)
+    settings = How(**how).with_defaults(model.defaults)
     if _are_ids(text):
         if n is not None:
             raise ValueError(f"n {n} goes with one text: expected token ids once for each way to fill them")

@@ -52,13 +52,18 @@ def measure(device: torch.device, precision: str, *, repeat: int = 10) -> Machin
     copy = min(_times(lambda: target.copy_(source), device, repeat))
     return Machine(
         device=device.type,
-        name=torch.cuda.get_device_name(device) if device.type == "cuda" else processor(),
+        name=name_of(device),
         torch=torch.__version__,
         threads=torch.get_num_threads(),
         precision=precision,
         product=2 * side**3 / product,
         copy=2 * len(source) / copy,
     )
+
+
+def name_of(device: torch.device) -> str:
+    """The model of the GPU or of the processor."""
+    return torch.cuda.get_device_name(device) if device.type == "cuda" else processor()
 
 
 def now(device: torch.device) -> float:

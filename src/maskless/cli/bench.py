@@ -55,6 +55,9 @@ RUN: Options = {
     "quality": Option(Path, "JSON with the quality of samples, to plot against throughput."),
     "out": Option(Path, "A JSON file with everything."),
 }
+SAMPLING_RUN: Options = RUN | {
+    "exact": Option(Path, "A trained chain model: exact sampling beside one token a step; --against names models."),
+}
 TRAINING_RUN: Options = {name: option for name, option in RUN.items() if name != "quality"} | {
     "table": Option(str, "A named set of cases."),
     "repeat": Option(int, "Timed runs of each part, after the first and up to two more. Default: 10."),
@@ -71,7 +74,7 @@ def _alone(context: typer.Context) -> None:
 
 @bench.command(cls=NeedsTorch)
 @with_tables
-def sample(*, case: Annotated[Given, SAMPLING], run: Annotated[Given, RUN], as_json: JSON = False) -> None:
+def sample(*, case: Annotated[Given, SAMPLING], run: Annotated[Given, SAMPLING_RUN], as_json: JSON = False) -> None:
     """Measure how fast random networks sample.
 
     maskless bench sample --model pgm --encoder 8 --layers 16 --steps 32,128 --against mdlm --plot speed.png
@@ -79,11 +82,16 @@ def sample(*, case: Annotated[Given, SAMPLING], run: Annotated[Given, RUN], as_j
     maskless bench sample --table paper-sampling --steps 32,128
 
     maskless bench sample --table images
+
+    maskless bench sample --exact runs/my --batch 1,32,256 --against runs/ar
     """
     from maskless.bench.case import SampleCase
 
     run.setdefault("repeat", 5)
-    _bench(SampleCase, case, as_json, **run)
+    if "exact" in run:
+        _exact(as_json, **case | run)
+    else:
+        _bench(SampleCase, case, as_json, **run)
 
 
 @bench.command(cls=NeedsTorch)
@@ -147,6 +155,46 @@ def _bench(
     grid = report.grid(here, results) if named is None else report.grid_of(named, here, results)
     wanted = Measurement.get(show.out, show.out.options.update(max_width=1_000), grid).maximum
     Screen(width=max(wanted, show.out.width)).print(grid)  # a narrow terminal breaks lines, but loses nothing
+
+
+def _exact(
+    as_json: bool,
+    *,
+    exact: Path,
+    repeat: int,
+    batch: str = "1,32",
+    against: list[str] | None = None,
+    device: str | None = None,
+    out: Path | None = None,
+    **other: object,
+) -> None:
+    """Of a trained model: its ways to write, timed."""
+    from maskless import api
+    from maskless.bench import exact as bench
+    from maskless.bench import machine
+    from maskless.files import write_aside
+
+    for name in other:
+        raise ValueError(f"--{name} with --exact: expected --batch, --against, --repeat, --device and --out at most")
+    check_places(out)
+    found, batches = machine.find_device(device), numbers("batch", batch, int, "1,32")
+    models = [(str(name), api.load(str(name), device=found)) for name in (exact, *(against or []))]
+    ways = bench.ways_of(models[0][1], models[1:])
+    name = machine.name_of(found)
+    with show.progress() as bar:
+        task = bar.add_task("sampling", total=len(ways) * len(batches) * (bench.WARM_UP + repeat))
+
+        def on_run(what: str) -> None:
+            bar.update(task, advance=1, description=what)
+
+        paces = list(bench.measure(ways, batches, repeat=repeat, on_run=on_run))
+    told = json_text({"device": name, "results": [pace.as_dict() for pace in paces]}, indent=1) + "\n"
+    if out is not None:
+        write_aside(out, lambda aside: aside.write_text(told))
+    if as_json:
+        print(told, end="")
+    else:
+        show.out.print(bench.grid(paces, name))
 
 
 def _measured(

@@ -23,6 +23,7 @@ from maskless.cli import show
 from maskless.cli.checks import check_places, flag, numbers
 from maskless.cli.options import Given
 from maskless.codec.text import TextCodec
+from maskless.decide import settled
 from maskless.evaluate.corpora import TextSet
 from maskless.evaluate.corpora import corpus as open_corpus
 from maskless.evaluate.genppl import TextPoint, mauve_installed, sweep
@@ -158,7 +159,10 @@ def _steps(model: Model, steps: str | None, length: int | None) -> list[int]:
         if steps is not None:
             raise ValueError(f"a causal model takes one step per token ({most} here): leave --steps out")
         return [most]
-    asked = [min(32, most)] if steps is None else numbers("steps", steps, int, "8,16,32")
+    if steps is None:  # as many as `generate` takes by itself
+        usual = settled(model, How().with_defaults(model.defaults), most)
+        return [-(-most // usual.strands) if usual.strands else usual.steps or most]
+    asked = numbers("steps", steps, int, "8,16,32")
     for K in asked:
         check_steps(K, most)
     return asked
@@ -228,7 +232,8 @@ def _genppl(
 
 def _conditions(model: Model, judge: Judge, **how: Any) -> dict[str, Any]:
     """What the figures of samples depend on, but for the steps, which each point has."""
-    found = {name: value for name, value in asdict(How(**how)).items() if name != "steps"}
+    how_drawn = How(**how).with_defaults({k: v for k, v in model.defaults.items() if k in DRAWING})
+    found = {name: value for name, value in asdict(how_drawn).items() if name != "steps"}
     found |= {"model": digest(model.network), "judge": judge.digest()}
     codec = _codec(model)
     return found | {"tokenizer": codec and _sha256(codec.tokenizer.to_str()), "layout": model.layout}

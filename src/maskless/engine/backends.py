@@ -18,8 +18,8 @@ import torch
 from torch import Tensor, nn
 
 from maskless import logits as lg
-from maskless.drafts import Ask, Drafts, OnStep, Tally
-from maskless.draw import Filter
+from maskless.drafts import Ask, Drafts, OnStep
+from maskless.draw import Filter, Truncation
 from maskless.engine.backbones import PartitionBackbone
 from maskless.engine.engine import GPU_LOCK, Engine
 from maskless.engine.kv_slots import KVSlots, SlotQuery, keeps
@@ -106,49 +106,51 @@ class Slots(Plain):
 
     def follow(self, drafts: Drafts, on_step: OnStep | None) -> None:
         """Exact drafts go through rounds of the engine's own, but for what those do not know, and empty contexts."""
-        backbone, known = self.slots.backbone, drafts.plan.ends.gather(1, drafts.number[:, None])
-        if (
-            drafts.draft
-            and drafts.weights is None
-            and not (drafts.warmup or drafts.top)
-            and isinstance(backbone, PartitionBackbone)
-            and int(known.min()) + backbone.lead
-        ):
-            while len(rows := drafts.next()):
+        backbone = self.slots.backbone
+        simple = drafts.draft and drafts.weights is None and not (drafts.warmup or drafts.top)
+        while len(rows := drafts.next()):
+            known = drafts.plan.ends[rows].gather(1, drafts.number[rows, None])
+            if simple and isinstance(backbone, PartitionBackbone) and int(known.min()) + backbone.lead:
                 self._in_rounds(drafts, rows, on_step)
-        else:
-            super().follow(drafts, on_step)
+            else:
+                self.keep([(drafts, row) for row in rows.tolist()])
+                self._step(drafts, rows, on_step)
 
     def _in_rounds(self, drafts: Drafts, rows: Tensor, on_step: OnStep | None) -> None:
-        """Rounds of rows (S,) until all are done; on a CPU until half of them are, so that few wait for the last."""
+        """Rounds of rows (S,) until all are done, or so many that others should have their place.
+
+        On a CPU those are the ones that are not done: fewer rows make a faster round. On a GPU they are rows that wait,
+        and a round is always as wide as the first, since it is captured.
+        """
         if on_step is not None and self.slots.engine.lock is GPU_LOCK:
             on_step = GPU_LOCK.outside(on_step)
         engine, filter = self.slots.engine, _filter_of(drafts, rows, self.slots.engine.device)
         plan = Plan(drafts.plan.order[rows], drafts.plan.ends[rows])
+        alone, waiting = engine.device.type == "cpu", int(drafts.open.sum()) > len(rows)
         kind = RoundKind(
-            rows=len(rows),
+            rows=len(rows) if alone else min(len(drafts), drafts.at_once or len(drafts)),
             length=plan.order.shape[1],
             draft=drafts.draft,
+            filter=filter if isinstance(filter, Truncation) else None,
             never=drafts.never,
             cells=cells_of(engine.device),
         )
-        alone = engine.device.type == "cpu"
+        enough = len(rows) // 2 if alone else len(rows) * 3 // 4 if waiting else 0  # that are left
         with engine.rounds(kind) as run:
             known = plan.ends.gather(1, drafts.number[rows, None])[:, 0]
             labels = None if drafts.labels is None else drafts.labels[rows]
             run.begin(drafts.tokens[rows], plan, drafts.keys[rows], known, drafts.taken[rows], filter, labels)
-            left, enough = run.left(), len(rows) // 2 if alone else 0
+            left = run.left()
             while int((left > 0).sum()) > enough:
-                fewest = -(-int(left.max()) // drafts.draft)  # rounds that are needed in any case
-                for _ in range(1 if alone or on_step is not None else fewest):
+                last = int(left.sort().values[len(rows) - enough - 1])  # of those that have to be done
+                for _ in range(1 if on_step is not None else -(-last // drafts.draft)):  # needed in any case
                     run.round()
                 left = run.left()
                 if on_step is not None:
                     for step in drafts.record(rows, *run.found()):
                         on_step(step)
             drafts.record(rows, *run.found())
-            rounds, drafted, accepted, decided, nats = run.figures.tolist()
-            drafts.tally += Tally(int(rounds), int(drafted), int(accepted), int(decided), nats)
+            drafts.tally += run.tally()
 
     @property
     def room(self) -> int:

@@ -15,6 +15,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -52,7 +53,7 @@ class Engine:
         self.graphs = graphs and self.device.type == "cuda"
         self.size = Size.of(network)
         self.lock = GPU_LOCK if self.device.type == "cuda" else nullcontext()
-        self.runs: list[tuple[Kind, BatchRun]] = []  # which no call uses, the last used ones last
+        self.runs: list[tuple[Kind | RoundKind, Any]] = []  # which no call uses, the last used ones last
 
     def sample(
         self,
@@ -110,9 +111,10 @@ class Engine:
         """Exact rounds of a kind of batch, for as long as a call needs them."""
         passes = self.size.work(kind.rows, 2 * kind.rows * kind.draft)
         work = passes + 3 * DRAWING * kind.rows * kind.draft * self.backbone.head.vocab
-        assert isinstance(self.backbone, PartitionBackbone)
-        with self.computing(work):
-            yield Rounds(self.backbone, kind, device=self.device)
+        alone = self.device.type == "cpu"  # where the next rounds have fewer rows
+        with self.computing(work), nullcontext(self._made(kind)) if alone else self._lent(kind) as run:
+            assert isinstance(run, Rounds)
+            yield run
 
     def answer(self, problems: Problems) -> Tensor:
         """Logits at the targets of problems, as the network gives them: for orders that are found on the way."""
@@ -161,7 +163,7 @@ class Engine:
         return RowsToDecide(tokens=tokens, plan=plan, keys=keys, labels=labels.cpu(), weights=weights, warm=warm)
 
     @contextmanager
-    def _lent(self, kind: Kind) -> Iterator[BatchRun]:
+    def _lent(self, kind: Kind | RoundKind) -> Iterator[Any]:
         """Buffers and graphs for a kind of batch that no other call uses meanwhile; the least recently used ones go."""
         with _runs_lock:
             mine = next((one for one in reversed(self.runs) if one[0] == kind), None)
@@ -170,14 +172,20 @@ class Engine:
             else:
                 del self.runs[: max(0, len(self.runs) - SHAPES + 1)]
         if mine is None:
-            graphs = self.graphs and kind.filter is not None  # another filter may change with each call
-            mine = kind, BatchRun(self.backbone, kind, device=self.device, graphs=graphs)
+            mine = kind, self._made(kind)
         try:
             yield mine[1]
         finally:
             with _runs_lock:
                 self.runs.append(mine)
                 del self.runs[:-SHAPES]
+
+    def _made(self, kind: Kind | RoundKind) -> BatchRun | Rounds:
+        if isinstance(kind, Kind):
+            graphs = self.graphs and kind.filter is not None  # another filter may change with each call
+            return BatchRun(self.backbone, kind, device=self.device, graphs=graphs)
+        assert isinstance(self.backbone, PartitionBackbone)
+        return Rounds(self.backbone, kind, device=self.device, graphs=False)
 
 
 class _Stepper:

@@ -1,8 +1,8 @@
 """Exact rounds: tokens are drafted, checked as a chain and accepted on the device, without a word to the host.
 
 Every row has k targets in every round, also where fewer are left: what is beyond its end is computed and thrown away.
-So all rounds have the same shapes. What a check has encoded stays: only the last token that a row has decided is
-encoded in its next round.
+So all rounds have the same shapes, and one can be captured and replayed. What a check has encoded stays: only the last
+token that a row has decided is encoded in its next round.
 
 Shapes: B rows, L length, N columns of a row, k drafted tokens of a row, V vocabulary.
 """
@@ -15,9 +15,11 @@ import torch
 from torch import Tensor
 
 from maskless import logits as lg
-from maskless.draw import DRAW, Filter
+from maskless.drafts import Tally
+from maskless.draw import DRAW, Filter, Truncation
 from maskless.engine.backbones import PartitionBackbone, PartitionCache
 from maskless.engine.batch_state import BatchState
+from maskless.engine.graphs import Equal, Graphs
 from maskless.plans import Plan
 from maskless.problems import Offsets
 from maskless.speculation import ACCEPT, RESIDUAL
@@ -32,6 +34,7 @@ class RoundKind:
     rows: int
     length: int
     draft: int
+    filter: Truncation | None  # None: any other, which may change with each call
     never: tuple[int, ...] = ()  # ids that are not drawn
     cells: int  # logits that are drawn from at once
 
@@ -39,7 +42,7 @@ class RoundKind:
 class Rounds:
     """Rows that are decided exactly, each at its own pace."""
 
-    def __init__(self, backbone: PartitionBackbone, kind: RoundKind, *, device: torch.device):
+    def __init__(self, backbone: PartitionBackbone, kind: RoundKind, *, device: torch.device, graphs: bool):
         self.backbone, self.kind = backbone, kind
         columns = backbone.lead + kind.length + kind.draft
         self.state = BatchState.empty(kind.rows, columns, device)
@@ -54,6 +57,8 @@ class Rounds:
         self.segments = torch.arange(kind.rows + 1, dtype=torch.int32, device=device)
         never = torch.tensor(kind.never, dtype=torch.long, device=device)
         self.ruled_out = torch.zeros(backbone.head.vocab, device=device).index_fill(0, never, -torch.inf)
+        self.stream = torch.cuda.Stream(device) if graphs else None
+        self.graphs = Graphs() if graphs else None
 
     def begin(
         self,
@@ -65,15 +70,18 @@ class Rounds:
         filter: Filter,
         labels: Tensor | None = None,
     ) -> None:
-        """Lay out rows (B, L) of which the first `known` (B,) of their orders are known, and encode all but the last.
+        """Lay out rows (n, L) of which the first `known` (n,) of their orders are known, and encode all but the last.
 
-        taken (B,): the rounds that each has behind it.
+        taken (n,): the rounds that each has behind it. If there are fewer rows than buffers, the others are done.
         """
         state, lead, order = self.state, self.backbone.lead, plan.order
-        self.filter, rows = filter, len(tokens)
+        self.filter, rows, unused = filter, len(tokens), self.kind.rows - len(tokens)
         assert int(known.min()) + lead > 0, "a row without any context has nothing to begin from"
+        if labels is None:
+            labels = torch.full((rows,), self.backbone.dropped or 0)
 
         def put(buffer: Tensor, values: Tensor) -> None:
+            values = torch.cat([values, values[:1].expand(unused, *values.shape[1:])])  # unused rows are like the first
             buffer.copy_(values.to(buffer.dtype).to(buffer.device))
 
         span = slice(lead, lead + order.shape[1])
@@ -86,29 +94,50 @@ class Rounds:
         put(self.keys, keys)
         put(self.taken, taken)
         put(self.ends, plan.ends[:, -1] + lead)
+        self.ends[rows:] = 0
         for buffer in (self.figures, self.largest):
             buffer.zero_()
         self.came.fill_(-1)
         self.chance.fill_(torch.nan)
-        self.cache.norms.label(torch.full((rows,), self.backbone.dropped or 0) if labels is None else labels)
+        self.cache.norms.label(torch.cat([labels, labels[:1].expand(unused)]))
         before = known + lead - 1
         put(state.known, before)
         if int(before.max()):
-            self.cache.encode(state, Offsets.from_lengths(before).map(lambda x: x.to(state.known.device)))
+            lengths = torch.cat([before, torch.zeros(unused, dtype=before.dtype)])
+            self.cache.encode(state, Offsets.from_lengths(lengths).map(lambda x: x.to(state.known.device)))
         put(state.known, known + lead)
+        self.rows = rows
+        if self.stream is not None:
+            self.stream.wait_stream(torch.cuda.current_stream())
 
     def left(self) -> Tensor:
-        """How many tokens of each row are still to be decided.  -> (B,)"""
-        lg.check_drawn(int(self.largest), self.backbone.head.vocab)
-        return (self.ends - self.state.known).cpu()
+        """How many tokens of each row are still to be decided, 0 or less where none are.  -> (n,)"""
+        with torch.cuda.stream(self.stream):
+            lg.check_drawn(int(self.largest), self.backbone.head.vocab)
+            return (self.ends - self.state.known)[: self.rows].cpu()
 
     def found(self) -> tuple[Tensor, Tensor, Tensor]:
-        """Tokens, the round that decided each and its probability, in the order of the plan.  -> (B, L) x 3"""
+        """Tokens, the round that decided each and its probability, in the order of the plan.  -> (n, L) x 3"""
         span = slice(self.backbone.lead, self.backbone.lead + self.kind.length)
-        return self.state.tokens[:, span].cpu(), self.came[:, span].cpu(), self.chance[:, span].cpu().double()
+        with torch.cuda.stream(self.stream):
+            tokens, came, chance = (x[: self.rows, span].cpu() for x in (self.state.tokens, self.came, self.chance))
+        return tokens, came, chance.double()
+
+    def tally(self) -> Tally:
+        """What the drafts of all rounds were worth."""
+        with torch.cuda.stream(self.stream):
+            rounds, drafted, accepted, decided, nats = self.figures.tolist()
+        return Tally(int(rounds), int(drafted), int(accepted), int(decided), nats)
 
     def round(self) -> None:
         """Draft, check, accept; nothing waits for the device."""
+        with torch.cuda.stream(self.stream):
+            if self.graphs is None:
+                self._round()
+            else:
+                self.graphs.play(Equal(self.kind.rows, 1, self.kind.draft, False), lambda _: self._round())
+
+    def _round(self) -> None:
         state, cache, k = self.state, self.cache, self.kind.draft
         start = state.known.clone()
         x, at = cache.forward(state, self._regular(1), self._regular(k), whole=False)

@@ -136,7 +136,7 @@ def _along_confidence(network: Network, tokens: Tensor, planned: Plan, counted: 
 def drawing(model: Model, *, length: int | None = None, **how: Any) -> Draw:
     """What draws samples of a model; how: keywords of `How`, but for the steps."""
     causal = isinstance(model.network, CausalTransformer)
-    settled(model, How(**how), unknown(model, length))  # a mistake shows at once
+    settled(model, How(**how).with_defaults(model.defaults), unknown(model, length))  # a mistake shows at once
 
     def draw(first: int, n: int, steps: int) -> list[Sample]:
         given = how | ({"order": None} if causal else {} if how.get("exact") else {"steps": steps})

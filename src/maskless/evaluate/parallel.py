@@ -16,7 +16,7 @@ import torch
 from maskless.checkpoint import Model
 from maskless.decide import decide, drafts_of
 from maskless.drafts import Tally
-from maskless.how import How
+from maskless.how import Choices, How
 from maskless.logits import row_keys
 
 
@@ -49,7 +49,13 @@ def parallel(
     L, lead = model.config.length if length is None else length, torch.tensor(model.lead, dtype=torch.long)
     for order in orders:
         for size in sizes:
-            settings = How(order=order, strands=size if order == "strands" else None, exact=True, draft=size, **how)
+            ways: Choices = {
+                "order": order,
+                "strands": size if order == "strands" else None,
+                "exact": True,
+                "draft": size,
+            }
+            settings = How(**ways, **how).with_defaults(model.defaults)
             tally = Tally()
             for begin in range(0, texts, batch):
                 rows = min(batch, texts - begin)

@@ -115,6 +115,7 @@ class Host:
             "modality": "pictures" if self.pictures else "text",
             "parameters": sum(p.numel() for p in self.model.network.parameters()),
             "max_steps": self.limits.steps,
+            "defaults": self.model.defaults,
         }
         if self.pictures:
             h, w = grid_of(self.model)
@@ -140,7 +141,7 @@ class Host:
 
     def within(self, how: How, unknown: int) -> How:
         """What is not said, as the server allows it; and never more steps than unknown tokens."""
-        most = self.limits.steps
+        most, how = self.limits.steps, how.with_defaults(self.model.defaults)
         if how.steps is not None and how.steps > most:
             raise ValueError(f"{how.steps} steps are more than the server allows: {most}")
         if self.causal:

@@ -112,7 +112,7 @@ def drafts_of(host: Host, canvas: Canvas, how: How, label: str | int | None) -> 
     ids = None if dropped is None else torch.tensor([dropped])
     if label is not None:
         ids = class_ids(host.model, [label], 1)
-    elif how.guidance:
+    else:
         how = replace(how, guidance=0.0)  # towards no class
     tokens, key = torch.cat([lead, canvas.tokens.flatten()])[None], row_keys(how.seed, torch.zeros(1, dtype=torch.long))
     how = host.within(how, unknown)

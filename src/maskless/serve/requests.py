@@ -43,7 +43,7 @@ class Sampling(StrictBody):
 
     steps: Annotated[int | None, _whole("steps", 1)] = None
     seed: Annotated[int | None, _whole("seed", 0, (1 << 63) - 1)] = 0
-    temperature: Annotated[float, _number("temperature", 0, 100)] = 1.0
+    temperature: Annotated[float | None, _number("temperature", 0, 100)] = None
     top_k: Annotated[int | None, _whole("top_k", 1, 1 << 31)] = None
     top_p: Annotated[float | None, _number("top_p", 1e-6, 1)] = None
     order: Annotated[
@@ -53,7 +53,7 @@ class Sampling(StrictBody):
     counts: Annotated[
         Literal["uniform", "mdlm", "arccos", "arccos-after-one"] | None, Field(description=SAYS["counts"])
     ] = None
-    guidance: Annotated[float, _number("guidance", 0, 100)] = 0.0
+    guidance: Annotated[float | None, _number("guidance", 0, 100)] = None
     schedule: Annotated[Literal["constant", "ramp"], Field(description=SAYS["schedule"])] = "ramp"
     noise: Annotated[float | None, _number("noise", 0, 100)] = None
     warmup: Annotated[int | None, _whole("warmup", 0)] = None
