@@ -21,7 +21,7 @@ from maskless.codec.vq import ImageCodec
 
 def main() -> None:
     parser = argparse.ArgumentParser(description="Draw a part of a picture anew with an image model.")
-    parser.add_argument("model", help="a run or model folder of pictures: docs/pictures.md says how to make one")
+    parser.add_argument("model", help="a run or model folder of images: docs/images.md says how to make one")
     parser.add_argument("picture", nargs="?", type=Path, help="a picture; its middle is brought to the model's size")
     parser.add_argument("--box", help="LEFT,TOP,RIGHT,BOTTOM in pixels of the model's size: what is drawn (middle)")
     parser.add_argument("--label", help="its class, by name")

@@ -229,7 +229,7 @@ def test_a_broken_link_is_noticed():
     assert links(text) == ["b.md", "img/d.png#e", "#k"]
     assert anchors(text) == {"one-two-three"}
     page = ROOT / "docs" / "speed.md"
-    assert not broken(page, "results.md#speed")
+    assert not broken(page, "results.md#how-fast")
     assert not broken(page, "#training")
     assert broken(page, "nothing.md")
     assert broken(page, "results.md#nothing")
