@@ -15,6 +15,7 @@ from maskless import shipped
 from maskless.checkpoint import Model
 from maskless.codec.text import byte_codec
 from maskless.codec.vq import VQ, VQConfig
+from maskless.mixture import Mixture
 from maskless.problems import dense
 
 ROOT = Path(__file__).parents[1]
@@ -185,3 +186,28 @@ def test_the_wheel_carries_every_file_of_a_shipped_model(run, models):
     taken = {path for pattern in patterns for path in models.parent.glob(pattern) if path.is_file()}
     assert taken == {path for path in models.rglob("*") if path.is_file()}
     assert len(taken) == 5
+
+
+def test_twins_share_one_tokenizer(run, models):
+    folder, model = run("ordered")
+    ship.ship(folder, "first", words=WORDS)
+    ship.ship(run("causal")[0], "twin", words=WORDS)
+    assert (models / "first" / "tokenizer.json").is_file()
+    assert not (models / "twin" / "tokenizer.json").exists()
+    assert maskless.load("twin").codec.tokenizer.to_str() == model.codec.tokenizer.to_str()
+    shutil.rmtree(models / "first")
+    with pytest.raises(ValueError, match="tokenizer 'first': expected a shipped model"):
+        maskless.load("twin")
+
+
+def test_orders_and_defaults_are_shipped_too(tiny, run, models):
+    folder, model = run("ordered")
+    model.mixture = Mixture.parse("strands=80,random=20")
+    model.save_pretrained(folder / "model")
+    ship.ship(folder, "chain", words=WORDS, defaults={"strands": 2, "top_p": 0.9})
+    again = maskless.load("chain")
+    assert again.mixture == model.mixture
+    assert again.defaults == {"strands": 2, "top_p": 0.9}
+    with pytest.raises(ValueError, match="defaults"):
+        ship.ship(folder, "chain", words=WORDS, defaults={"best": 1})
+    assert maskless.load("chain").defaults == again.defaults

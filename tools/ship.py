@@ -24,6 +24,7 @@ from torch import Tensor, nn
 from maskless import api, shipped
 from maskless.checkpoint import NETWORKS, Model, digest
 from maskless.files import put_folder, write_aside
+from maskless.how import check_defaults
 from maskless.nn.blocks import ClassCondition, ConstantCondition, Modulation, linear_row
 from maskless.problems import dense
 from maskless.train.report import read_metrics
@@ -74,7 +75,18 @@ def condensed(model: Model) -> Model:
         state["condition.weight"] = torch.eye(width)
     state |= {name: torch.zeros_like(value) for name, value in smaller.state_dict().items() if name not in state}
     smaller.load_state_dict(state)
-    return Model(smaller, model.codec, model.layout, model.classes).eval()
+    return Model(smaller, model.codec, model.layout, model.classes, model.mixture, model.defaults).eval()
+
+
+def borrow(folder: Path, name: str) -> None:
+    """Leave the tokenizer out where another shipped model has the same, and name that one."""
+    mine = folder / "tokenizer.json"
+    for other in shipped.names():
+        theirs = shipped.FOLDER / other / "tokenizer.json"
+        if other != name and mine.is_file() and theirs.is_file() and theirs.read_bytes() == mine.read_bytes():
+            mine.unlink()
+            config = json.loads((folder / "config.json").read_text())
+            (folder / "config.json").write_text(json.dumps(config | {"tokenizer": other}, indent=2) + "\n")
 
 
 def halve(file: Path) -> None:
@@ -122,6 +134,8 @@ def figures(run: Path) -> dict[str, Any]:
     if distill := config.get("distill"):
         taught = distill["teacher_steps"] / distill["ratio"] ** config["number"]
         found["distilled"] = f"round {config['number']}: {taught:g} sampling steps for {distill['teacher_steps']}"
+    if orders := train.get("orders"):
+        found["orders"] = orders
     for name in ("width", "heads", "encoder", "decoder", "layers", "context", "dropout"):
         if name in network:
             found[name] = network[name]
@@ -144,7 +158,9 @@ def written_card(old: str | None, name: str, rows: dict[str, Any], words: dict[s
     return before + table(rows) + after
 
 
-def ship(run: Path, name: str, *, words: dict[str, str], limit: float = LIMIT) -> shipped.Shipped:
+def ship(
+    run: Path, name: str, *, words: dict[str, str], limit: float = LIMIT, defaults: dict[str, Any] | None = None
+) -> shipped.Shipped:
     """Put the model of a run among the shipped ones; a smaller copy of an older one stands there until it is whole."""
     if not NAME.fullmatch(name):
         raise ValueError(f"{name!r} is no name for a model: expected small letters, digits and hyphens")
@@ -155,9 +171,11 @@ def ship(run: Path, name: str, *, words: dict[str, str], limit: float = LIMIT) -
     shutil.rmtree(aside, ignore_errors=True)
     try:
         model = api.load(run, device="cpu")
+        model.defaults = check_defaults(defaults or {})
         condensed(model).save_pretrained(aside)
         for file in aside.rglob("*.safetensors"):
             halve(file)
+        borrow(aside, name)
         again = Model.from_pretrained(aside)
         rows["parameters"] = f"{sum(p.numel() for p in again.network.parameters()):,}"
         rows["log-probabilities in half precision differ by at most"] = f"{difference(model, again):.4f}"
@@ -180,10 +198,11 @@ def main(arguments: list[str] | None = None) -> None:
     parser.add_argument("--data", default="Not said.", help="what it was trained on, and the licence; of a new card")
     parser.add_argument("--limits", default="Not measured.", help="what it cannot do; of a new card")
     parser.add_argument("--limit", type=float, default=LIMIT, help="MiB that it may have")
+    parser.add_argument("--defaults", type=json.loads, help='choices that suit the model, as JSON: {"top_p": 0.9}')
     given = parser.parse_args(arguments)
     words = {"about": given.about, "data": given.data, "limits": given.limits}
     try:
-        made = ship(given.run, given.name, words=words, limit=given.limit)
+        made = ship(given.run, given.name, words=words, limit=given.limit, defaults=given.defaults)
     except (ValueError, OSError) as error:
         parser.exit(2, f"error: {error}\n")
     print(f"{shipped.FOLDER / made.name}: {made.kind}, {made.parameters:,} parameters, {made.bytes / 2**20:.2f} MiB")

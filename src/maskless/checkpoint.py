@@ -172,13 +172,15 @@ class Model(nn.Module):
         folder = Path(name)
         if not (folder / "config.json").is_file():
             folder = shipped.find(str(name)) or (folder if folder.is_dir() else _download(str(name)))
-        network, layout, classes, mixture, defaults = _read_network(folder)
+        network, about, lender = _read_network(folder)
         codec: TextCodec | ImageCodec | None = None
         if (folder / "tokenizer.json").exists():
             codec = TextCodec.load(folder)
+        elif lender is not None:
+            codec = TextCodec.load(lender)
         elif (folder / "codec").is_dir():
             codec = read_codec(folder / "codec")
-        model = cls(network, codec, layout, classes, mixture, defaults).eval()
+        model = cls(network, codec, **about).eval()
         if isinstance(codec, TextCodec) and codec.vocab > model.config.vocab:
             raise ValueError(f"{folder}: the tokenizer has {codec.vocab} ids, the network only {model.config.vocab}")
         return model
@@ -240,22 +242,25 @@ def check_rows(model: Model, tokens: Tensor, known: Tensor, *, only_known: bool 
     check_ids("token", tokens[known if only_known else ...], model.config.vocab)
 
 
-def _read_network(folder: Path) -> tuple[nn.Module, str, list[str], Mixture | None, dict[str, Any]]:
+def _read_network(folder: Path) -> tuple[nn.Module, dict[str, Any], Path | None]:
+    """The network, what else `Model` is told, and the shipped model whose tokenizer it has, if it has not its own."""
     try:
         config = json.loads((folder / "config.json").read_text())
         kind, layout, classes = config["kind"], config["layout"], config.get("classes", [])
         mixture = Mixture.parse(config["orders"], image=layout == "image") if "orders" in config else None
-        defaults = check_defaults(config.get("defaults", {}))
+        defaults, lender = check_defaults(config.get("defaults", {})), config.get("tokenizer")
         make_config, make_network = NETWORKS[kind]
         sizes = make_config(**config["network"])
         if layout not in LAYOUTS or not (isinstance(classes, list) and all(isinstance(name, str) for name in classes)):
             raise TypeError(f"layout {layout!r}, classes {classes!r}")
+        if lender is not None and (lender := shipped.find(str(lender))) is None:
+            raise ValueError(f"tokenizer {config['tokenizer']!r}: expected a shipped model")
     except FileNotFoundError:
         raise ValueError(f"{folder} is not a model folder: it has no config.json") from None
     except (ValueError, KeyError, TypeError, RecursionError) as error:
         raise ValueError(f"{folder / 'config.json'} is not a maskless config: {error!r}") from None
     network = read_network(folder / "model.safetensors", make_network, sizes, kind="model")
-    return network, layout, classes, mixture, defaults
+    return network, {"layout": layout, "classes": classes, "mixture": mixture, "defaults": defaults}, lender
 
 
 def _download(name: str) -> Path:

@@ -73,9 +73,7 @@ def drafts_of(
         tokens=tokens,
         plan=plan_of(model, known, wanted, keys, how),
         keys=keys,
-        filter=Truncation(
-            temperature=1.0 if how.temperature is None else how.temperature, top_k=how.top_k, top_p=how.top_p
-        ),
+        filter=Truncation(temperature=how.temperature or 0.0, top_k=how.top_k, top_p=how.top_p),
         never=frame.never,
         spaced=None if spaced is None or begins is None else (spaced, begins),
         confident=how.order == "confidence",
@@ -93,6 +91,10 @@ def drafts_of(
 
 def settled(model: Model, how: How, unknown: int) -> How:
     """The same with everything said that follows from the model; a ValueError about what it cannot do."""
+    return _settled(model, how.with_defaults(model.defaults, unknown), unknown)
+
+
+def _settled(model: Model, how: How, unknown: int) -> How:
     if how.exact:
         return _exact(model, how, unknown)
     if isinstance(model.network, CausalTransformer):
@@ -131,7 +133,7 @@ def _exact(model: Model, how: How, unknown: int) -> How:
         raise ValueError(
             "exact sampling checks tokens as a chain: expected a Partition Transformer with ordered context"
         )
-    plain = settled(model, replace(how, exact=False, draft=None), unknown)
+    plain = _settled(model, replace(how, exact=False, draft=None), unknown)
     draft = how.draft or (plain.strands if plain.order == "strands" and (plain.strands or 0) > 1 else DRAFT)
     return replace(plain, exact=True, draft=min(draft or DRAFT, unknown), steps=None, counts=None)
 

@@ -19,7 +19,7 @@ COUNTS = ("uniform", "mdlm", "arccos", "arccos-after-one")
 SCHEDULES = ("constant", "ramp")
 NONE = "0 (none) or more"
 KINDS = (  # of choices that belong together: where to write, how to draw, towards what
-    ("order", "steps", "strands", "counts", "exact", "draft"),
+    ("order", "steps", "strands", "counts", "exact", "draft", "revise"),
     ("temperature", "top_k", "top_p"),
     ("guidance", "schedule"),
 )
@@ -97,15 +97,18 @@ class How:
             raise ValueError(f"{what} with exact sampling, which it would no longer be: expected one of the two")
         object.__setattr__(self, "seed", seed_of(self.seed))
 
-    def with_defaults(self, of_model: Mapping[str, Any]) -> How:
+    def with_defaults(self, of_model: Mapping[str, Any], unknown: int) -> How:
         """The same with a model's own defaults for those kinds of choices of which nothing was said.
 
-        Whoever says anything about the draw, such as temperature=1, gets what they said and no more.
+        Whoever says anything about the draw, such as temperature=1, gets what they said and no more. There are at most
+        as many steps as unknown tokens. A second time nothing changes.
         """
         plain, found = How(), dict[str, Any]()
         for kind in KINDS:
             if all(getattr(self, name) == getattr(plain, name) for name in kind):
                 found |= {name: of_model[name] for name in kind if name in of_model}
+        if "steps" in found:
+            found["steps"] = min(found["steps"], unknown)
         how = replace(self, **found)
         temperature = 1.0 if how.temperature is None else how.temperature
         return replace(how, temperature=temperature, guidance=how.guidance or 0.0)

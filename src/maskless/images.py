@@ -52,7 +52,7 @@ def generate_images(
 
     Picture i of a seed is the same whatever is drawn beside it. The other keywords are those of `How`.
     """
-    settings, ids = How(**how).with_defaults(model.defaults), class_ids(model, labels, n)
+    settings, ids = How(**how), class_ids(model, labels, n)
     if batch < 1:
         raise ValueError(f"batch {batch} is out of range: expected 1 or more")
     pictures: list[Picture] = []
@@ -77,7 +77,7 @@ def fill_image(
     A cell stays if all its pixels do. Pixels that are known come back as they were. The other keywords are those of
     `How`.
     """
-    settings, codec = How(**how).with_defaults(model.defaults), codec_of(model)
+    settings, codec = How(**how), codec_of(model)
     if known is None:
         raise ValueError("known= is missing: expected a mask of the picture's pixels, true for those that stay")
     pixels, (h, w) = _pixels(image, codec.channels), grid_of(model)

@@ -28,7 +28,7 @@ class Shipped:
 
 def names() -> list[str]:
     """The models there are."""
-    return sorted(path.parent.name for path in FOLDER.glob("*/config.json"))
+    return sorted(path.parent.name for path in FOLDER.glob("[!.]*/config.json"))
 
 
 def find(name: str) -> Path | None:

@@ -50,7 +50,7 @@ def generate_texts(
     At most `batch` samples are computed at once, which bounds the memory and changes nothing else.
     The other keywords are those of `How`.
     """
-    settings, text = How(**how).with_defaults(model.defaults), model.text_codec
+    settings, text = How(**how), model.text_codec
     context = model.config.length
     length = context if length is None else length
     given = model.lead + text.encode(prompt)
@@ -94,7 +94,7 @@ def fill_text(
     a mask `known` of those that stay give a `Sampled`; numbers (B,) says which sample of the seed each row is (0 to
     B-1). A text's result does not depend on the texts beside it. The other keywords are those of `How`.
     """
-    settings = How(**how).with_defaults(model.defaults)
+    settings = How(**how)
     if _are_ids(text):
         if n is not None:
             raise ValueError(f"n {n} goes with one text: expected token ids once for each way to fill them")

@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from maskless.bench.exact import Pace
+from maskless.bench.exact import WaySpeed
 from maskless.checkpoint import Model
 from maskless.codec.text import byte_codec
 from maskless.mixture import Mixture
@@ -44,7 +44,7 @@ def test_every_way_is_timed_at_every_batch(folders, command, tmp_path):
 
 
 def test_a_pace():
-    pace = Pace(way="plain", batch=4, times=(1.0, 3.0, 2.0), tokens=100, rounds=25.0)
+    pace = WaySpeed(way="plain", batch=4, times=(1.0, 3.0, 2.0), tokens=100, rounds=25.0)
     assert (pace.seconds, pace.tokens_per_second, pace.as_dict()["tokens_per_round"]) == (2.0, 200.0, 4.0)
 
 

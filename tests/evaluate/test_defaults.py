@@ -32,12 +32,20 @@ def model(tiny):
     ],
 )
 def test_what_is_said_replaces_the_defaults_of_its_kind(said, found):
-    how = How(**said).with_defaults(OWN | {"guidance": 2.0} if "guidance" in said else OWN)
+    how = How(**said).with_defaults(OWN | {"guidance": 2.0} if "guidance" in said else OWN, 20)
     assert {name: getattr(how, name) for name in found} == found
 
 
 def test_without_defaults_the_model_is_as_it_is():
-    assert How().with_defaults({}) == How(temperature=1.0, guidance=0.0)
+    assert How().with_defaults({}, 20) == How(temperature=1.0, guidance=0.0)
+
+
+def test_steps_are_at_most_the_unknown_tokens_and_a_second_time_changes_nothing():
+    own = {"steps": 64, "revise": 4, "top_p": 0.9}
+    how = How().with_defaults(own, 10)
+    assert (how.steps, how.revise, how.top_p) == (10, 4, 0.9)
+    assert how.with_defaults(own, 10) == how
+    assert How(exact=True).with_defaults(own, 10).revise == 0
 
 
 def test_generate_and_fill_take_them(model, tmp_path):

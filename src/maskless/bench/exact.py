@@ -38,7 +38,7 @@ class Way:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Pace:
+class WaySpeed:
     """How fast texts were written in a way, B at a time."""
 
     way: str
@@ -77,7 +77,7 @@ def ways_of(model: Model, rivals: Sequence[tuple[str, Model]]) -> list[Way]:
 
 def measure(
     ways: Sequence[Way], batches: Sequence[int], *, repeat: int, on_run: Callable[[str], None]
-) -> Iterator[Pace]:
+) -> Iterator[WaySpeed]:
     """Time every way at every batch; what is planned on the way is on the clock."""
     at_least_1("repeat", repeat)
     for batch in batches:
@@ -90,8 +90,8 @@ def measure(
                 rounds.append(taken)
                 on_run(f"{way.name}, batch {batch}")
             tokens = way.model.config.length - len(way.model.lead)
-            kept = tuple(times[WARM_UP:])
-            yield Pace(way=way.name, batch=batch, times=kept, tokens=tokens, rounds=statistics.mean(rounds[WARM_UP:]))
+            counted, taken = tuple(times[WARM_UP:]), statistics.mean(rounds[WARM_UP:])
+            yield WaySpeed(way=way.name, batch=batch, times=counted, tokens=tokens, rounds=taken)
 
 
 def _run(way: Way, batch: int, seed: int) -> tuple[float, float]:
@@ -106,7 +106,7 @@ def _run(way: Way, batch: int, seed: int) -> tuple[float, float]:
     return seconds, float((done.steps.amax(1) + 1).double().mean())
 
 
-def grid(paces: Sequence[Pace], where: str) -> Grid:
+def grid(paces: Sequence[WaySpeed], where: str) -> Grid:
     """One line for each way and batch, beside one token a step."""
     shown = Grid(title=f"exact sampling, {paces[0].tokens} tokens a text; {where}", box=box.SIMPLE_HEAD)
     for title in ("way", "batch", "seconds", "tokens/s", "x one token\na step", "tokens\na round"):

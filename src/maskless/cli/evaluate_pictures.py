@@ -55,7 +55,7 @@ def evaluate_pictures(
     pictures = sets.real(reference, valid)
     sets.check_share(valid, pictures)
     seen = look(pictures, network, side, codec.channels, save_statistics)
-    settings = dataclasses.asdict(settled(model, How(**how).with_defaults(model.defaults), model.config.length - 1))
+    settings = dataclasses.asdict(settled(model, How(**how), model.config.length - 1))
     settings |= {"model": digest(model.network, codec), "samples": samples}
     del settings["guidance"]  # which each point has
     swept = partial(sweep, sample, guidances, network, seen, out, score=network.classes > 0, settings=settings)

@@ -23,7 +23,6 @@ from maskless.cli import show
 from maskless.cli.checks import check_places, flag, numbers
 from maskless.cli.options import Given
 from maskless.codec.text import TextCodec
-from maskless.decide import settled
 from maskless.evaluate.corpora import TextSet
 from maskless.evaluate.corpora import corpus as open_corpus
 from maskless.evaluate.genppl import TextPoint, mauve_installed, sweep
@@ -31,7 +30,7 @@ from maskless.evaluate.judge import DEFAULT, Judge
 from maskless.evaluate.judge import judge as find_judge
 from maskless.evaluate.leak import leak
 from maskless.evaluate.likelihood import Likelihood, check_positive, likelihood, over_rows, spread
-from maskless.evaluate.orders import EXACT, NAMES, along, drawing, exactly, in_gaps, unknown
+from maskless.evaluate.orders import EXACT, NAMES, along, drawing, exactly, in_gaps, unknown, usual_steps
 from maskless.evaluate.parallel import parallel
 from maskless.evaluate.variance import gradient_variance, objectives_of
 from maskless.files import json_text
@@ -159,10 +158,7 @@ def _steps(model: Model, steps: str | None, length: int | None) -> list[int]:
         if steps is not None:
             raise ValueError(f"a causal model takes one step per token ({most} here): leave --steps out")
         return [most]
-    if steps is None:  # as many as `generate` takes by itself
-        usual = settled(model, How().with_defaults(model.defaults), most)
-        return [-(-most // usual.strands) if usual.strands else usual.steps or most]
-    asked = numbers("steps", steps, int, "8,16,32")
+    asked = [usual_steps(model, most)] if steps is None else numbers("steps", steps, int, "8,16,32")
     for K in asked:
         check_steps(K, most)
     return asked
@@ -232,10 +228,10 @@ def _genppl(
 
 def _conditions(model: Model, judge: Judge, **how: Any) -> dict[str, Any]:
     """What the figures of samples depend on, but for the steps, which each point has."""
-    how_drawn = How(**how).with_defaults({k: v for k, v in model.defaults.items() if k in DRAWING})
-    found = {name: value for name, value in asdict(how_drawn).items() if name != "steps"}
+    drawn = {name: value for name, value in model.defaults.items() if name in DRAWING}
+    codec, found = _codec(model), asdict(How(**how).with_defaults(drawn, unknown(model)))
+    del found["steps"]
     found |= {"model": digest(model.network), "judge": judge.digest()}
-    codec = _codec(model)
     return found | {"tokenizer": codec and _sha256(codec.tokenizer.to_str()), "layout": model.layout}
 
 

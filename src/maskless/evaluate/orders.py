@@ -136,7 +136,7 @@ def _along_confidence(network: Network, tokens: Tensor, planned: Plan, counted: 
 def drawing(model: Model, *, length: int | None = None, **how: Any) -> Draw:
     """What draws samples of a model; how: keywords of `How`, but for the steps."""
     causal = isinstance(model.network, CausalTransformer)
-    settled(model, How(**how).with_defaults(model.defaults), unknown(model, length))  # a mistake shows at once
+    settled(model, How(**how), unknown(model, length))  # a mistake shows at once
 
     def draw(first: int, n: int, steps: int) -> list[Sample]:
         given = how | ({"order": None} if causal else {} if how.get("exact") else {"steps": steps})
@@ -144,6 +144,12 @@ def drawing(model: Model, *, length: int | None = None, **how: Any) -> Draw:
         return [sample_of(one.tokens, model.text_codec, model.layout) for one in drawn]
 
     return draw
+
+
+def usual_steps(model: Model, unknown: int) -> int:
+    """As many as `generate` takes by itself."""
+    how = settled(model, How(), unknown)
+    return -(-unknown // how.strands) if how.strands else how.steps or unknown
 
 
 def unknown(model: Model, length: int | None = None) -> int:

@@ -55,7 +55,7 @@ def parallel(
                 "exact": True,
                 "draft": size,
             }
-            settings = How(**ways, **how).with_defaults(model.defaults)
+            settings = How(**ways, **how)
             tally = Tally()
             for begin in range(0, texts, batch):
                 rows = min(batch, texts - begin)

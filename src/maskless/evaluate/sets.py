@@ -135,7 +135,7 @@ def drawn(model: Model, samples: int, batch: int, **how: Any) -> Sample:
     numbers = torch.arange(samples)[state.process_index :: state.num_processes]
 
     def sample(guidance: float) -> Iterator[Tensor]:
-        settings = How(**how, guidance=guidance).with_defaults(model.defaults)
+        settings = How(**how, guidance=guidance)
         for some in numbers.split(batch) if len(numbers) else []:
             yield draw_pixels(model, ids[some], some, settings)
 
@@ -144,7 +144,7 @@ def drawn(model: Model, samples: int, batch: int, **how: Any) -> Sample:
 
 def check_drawing(model: Model, guidances: list[float], **how: Any) -> None:
     """Raise a ValueError about what cannot be drawn, before anything is computed."""
-    settings, (h, w) = How(**how).with_defaults(model.defaults), grid_of(model)
+    settings, (h, w) = How(**how), grid_of(model)
     codec_of(model)
     if settings.steps is not None:
         check_steps(settings.steps, h * w)

@@ -141,7 +141,7 @@ class Host:
 
     def within(self, how: How, unknown: int) -> How:
         """What is not said, as the server allows it; and never more steps than unknown tokens."""
-        most, how = self.limits.steps, how.with_defaults(self.model.defaults)
+        most, how = self.limits.steps, how.with_defaults(self.model.defaults, unknown)
         if how.steps is not None and how.steps > most:
             raise ValueError(f"{how.steps} steps are more than the server allows: {most}")
         if self.causal:
