@@ -160,9 +160,8 @@ def test_what_a_check_refuses_is_told_with_the_step(network):
     assert sum(len(step.refused[0]) for step in steps) == drafts.tally.drafted - drafts.tally.accepted > 0
     replaced = 0
     for step in steps:
-        decided = dict(
-            zip(zip(step.rows.tolist(), step.positions.tolist(), strict=True), step.tokens.tolist(), strict=True)
-        )
+        columns = (x.tolist() for x in (step.rows, step.positions, step.tokens))
+        decided = {(row, position): token for row, position, token in zip(*columns, strict=True)}
         for row, position, token in zip(*(x.tolist() for x in step.refused), strict=True):
             if (row, position) in decided:
                 replaced += 1

@@ -9,12 +9,7 @@ import typer
 from maskless.cli import show
 from maskless.terminal import say
 
-SHIPPED = (
-    "stories",
-    "stories-mdlm",
-    "stories-ar",
-    "cifar10",
-)  # what is served where no model is named, as far as it is there
+SHIPPED = ("stories", "stories-mdlm", "stories-ar", "cifar10")  # served where no model is named, those that are there
 
 
 def serve(
