@@ -94,7 +94,7 @@ function draw() {
   const seen = looking.length && (picked !== null || at) ? way.sees(looking[0]) : [];
   for (const group of $("e-tokens").children) {
     const i = Number(group.dataset.token);
-    const state = looking.includes(i) ? "now" : seen.includes(i) ? "seen" : stepOf(i) < at ? "done" : "open";
+    const state = looking.includes(i) ? "now" : seen.includes(i) ? "seen" : stepOf(i) <= at ? "done" : "open";
     group.setAttribute("class", state);
     group.setAttribute("aria-label", `${WORDS[i]}, predicted in step ${stepOf(i)} from ${way.sees(i).length} tokens`);
   }

@@ -31,7 +31,7 @@ class Lane {
   // The figure holds for the settings that the card names, so it is shown with them only.
   able() {
     this.quality.hidden = !this.best || !this.model.quality;
-    this.how.textContent = this.best ? said(this.model.best) : this.model.any_order ? "the settings beside it" : "left to right, the settings beside it";
+    this.how.textContent = this.best ? said(this.model.best) : this.model.any_order ? "the settings of this page" : "left to right, the settings of this page";
   }
   async run(path, body, signal) {
     Object.assign(this, { landed: new Set(), seconds: 0, rows: 0 });
