@@ -57,31 +57,37 @@ def test_exact_rounds_show_what_was_refused(visit, chained, shots):
     expect(page.get_by_label("Exact")).to_be_disabled()
 
 
-def test_tokens_to_come_have_their_room(visit):
-    """What stands behind a gap stays where it is while the gap is filled with long and short words, and in a replay."""
-    page = visit()
-    moved = page.evaluate(
-        """async () => {
-            const { TextView } = await import("/page/text_view.js");
-            const element = document.getElementById("text-view");
-            element.style.whiteSpace = "nowrap";
-            const tokens = [0, null, null, null, null, null, null, null, null, 9];
-            const pieces = tokens.map((token) => token === null ? null : " ball");
-            const view = new TextView(element), moved = [];
-            view.open({ tokens, pieces, spaced: [], lead: 0, steps: 8, unknown: 8 });
-            const place = () => view.spans[9].getBoundingClientRect().left, before = place();
-            [2, 5, 1, 7, 3, 8, 4].forEach((i, step) => {
-                view.land(i, 1, [" a", " girls", " it"][i % 3], 0.5, step);
-                moved.push(place() - before);
-            });
-            view.land(6, 1, " the", 0.5, 7);
-            const end = place();
-            for (const step of [0, 3, 8]) { view.draw(step); moved.push(place() - end); }
-            return moved;
-        }"""
-    )
-    assert len(moved) == 10
-    assert max(map(abs, moved)) < 3, moved
+ROOM = """async () => {
+    const { TextView } = await import("/page/text_view.js");
+    const view = new TextView(document.getElementById("text-view"));
+    const tokens = [...Array(160).keys()].map((i) => i % 40 < 10 ? i : null);
+    const pieces = tokens.map((token) => token === null ? null : [" the", " girl", " played", "."][token % 4]);
+    view.open({ tokens, pieces, spaced: [], lead: 0, steps: 120, unknown: 120 });
+    const places = () => view.spans.map((span) => Math.round(span.getBoundingClientRect().bottom / 20));
+    const first = places(), words = [" a", " playground", " it", " girls", ".", " happy", "\\n", " saw"];
+    let moved = 0, looked = 0;
+    const open = tokens.flatMap((token, i) => token === null ? [(i * 77) % 160, i] : []).filter((i) => tokens[i] === null);
+    [...new Set(open)].forEach((i, step) => {
+        view.land(i, 1, words[step % 8], 0.5, step);
+        const there = places().flatMap((place, j) => view.tokens[j] === null ? [] : [place - first[j]]);
+        looked += there.length;
+        moved += there.filter((by) => Math.abs(by) > 1).length;
+    });
+    const lines = new Set(places()).size;
+    view.release();
+    const left = () => view.spans.map((span) => { const box = span.getBoundingClientRect(); return [box.left, box.right]; });
+    const end = JSON.stringify(left());
+    const replayed = [0, 60, 120].filter((step) => { view.draw(step); return JSON.stringify(left()) !== end; });
+    return { landed: view.tokens.filter((token) => token !== null).length, lines, moved: moved / looked, replayed };
+}"""
+
+
+def test_lines_stay_while_a_text_fills_and_in_its_replay(visit):
+    found = visit().evaluate(ROOM)
+    assert found["landed"] == 160
+    assert found["lines"] > 8
+    assert found["moved"] < 0.05  # a line that is full of long words overflows
+    assert found["replayed"] == []
 
 
 def test_one_token_anew_leaves_the_colours_of_the_others(visit):

@@ -1,6 +1,6 @@
 // How it works: twelve tokens, which of them sees which, and the same as a matrix; three ways to go about it.
 
-import { $, Replay } from "./ui.js";
+import { $, Replay, bandHue } from "./ui.js";
 
 const WORDS = "Once upon a time there was one dog who loved to run".split(" ");
 const COLUMNS = 4, CELL = 20, MARGIN = 56;
@@ -13,7 +13,7 @@ const STRANDS = [0, 1, 2, 3].map((i) => [i, i + 4, i + 8]);
 const WAYS = {
   groups: {
     says: "The tokens are split into two groups at random, and each group is predicted from the other one. Both are done in one pass, and no token ever sees its own group.",
-    steps: [SECOND, FIRST], sees: (i) => FIRST.includes(i) ? SECOND : FIRST, band: (i) => FIRST.includes(i) ? 0 : 1, rows: [...FIRST, ...SECOND],
+    steps: [FIRST, SECOND], sees: (i) => FIRST.includes(i) ? SECOND : FIRST, band: (i) => FIRST.includes(i) ? 0 : 1, rows: [...FIRST, ...SECOND],
   },
   chain: {
     says: "The tokens come in some order, and each is predicted from all that came before it. One pass trains every step of that order, and what has been encoded never changes, so it is kept.",
@@ -71,7 +71,7 @@ function build() {
       label(word, { x: x + 45, y: y + 26, "text-anchor": "middle" }));
     if (band !== null) {
       const stripe = svg("rect", { x: x + 8, y: y + 36, width: 74, height: 4, rx: 2, class: "band" });
-      stripe.style.setProperty("--band", (25 + 137.5 * band) % 360);
+      stripe.style.setProperty("--band", bandHue(band));
       group.append(stripe);
     }
     return group;

@@ -59,8 +59,8 @@ class Lane {
 }
 
 // {steps: 64, top_p: 0.9} in words
-const NAMES = { top_p: "top-p", top_k: "top-k", revise: "revision rounds" };
-const said = (how) => Object.entries(how).map(([name, value]) => value === true ? name : `${NAMES[name] ?? name} ${value}`).join(", ") || "its own settings";
+const WORDS = { steps: (n) => many(n, "step"), strands: (n) => many(n, "strand"), revise: (n) => many(n, "revision round"), top_p: (p) => `top-p ${p}` };
+const said = (how) => Object.entries(how).map(([name, value]) => WORDS[name]?.(value) ?? (value === true ? name : `${name} ${value}`)).join(", ") || "its own settings";
 
 // One model of each kind, or the first two where all are of one kind.
 function racers(models) {

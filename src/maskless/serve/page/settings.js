@@ -26,9 +26,10 @@ export function settingsFor(model) {
 
 // Revision needs a model that can go back and an order that is known beforehand. Strands, and exact rounds, settle the steps.
 export function able() {
-  const strands = $("order").value === "strands", model = current();
+  const strands = $("order").value === "strands", racing = !$("race").hidden;
+  const model = racing ? models.find((one) => one.any_order) ?? models[0] : current();
   $("order").disabled = !model.any_order;
-  $("exact-field").hidden = !model.exact || $("race").hidden === false;
+  $("exact-field").hidden = !model.exact || racing;
   $("exact").disabled = !model.exact || $("order").value === "confidence";
   $("draft-field").hidden = $("exact-field").hidden || !exact();
   $("revise").disabled = !model.any_order || $("order").value === "confidence" || exact();

@@ -1,8 +1,7 @@
 // A text shown token by token: what is given, what has landed (coloured by its step), what is still open.
 
-import { hue, make, percent } from "./ui.js";
+import { bandHue, hue, make, percent } from "./ui.js";
 
-const BLOCK = 8;  // gaps that share their room: a long word takes it from its neighbours, and the lines below stay
 const EDGE = 6;  // pixels beside a gap
 
 export class TextView {
@@ -13,7 +12,7 @@ export class TextView {
   }
   clear(text) {
     Object.assign(this, { tokens: [], pieces: [], came: [], chances: [], totals: [], past: [], locked: new Set(), spaced: [], lead: 0, steps: 0, strands: null });
-    Object.assign(this, { spans: [], spaces: [], old: new Set(), blocks: [], refusals: [], marked: [] });
+    Object.assign(this, { spans: [], spaces: [], old: new Set(), rooms: [], lines: [], filling: false, refusals: [], marked: [] });
     this.element.replaceChildren(make("span", { className: "empty", textContent: text }));
   }
   get empty() { return this.tokens.length === 0; }
@@ -29,59 +28,71 @@ export class TextView {
     this.refusals = [];  // of each round: drafts that did not stand
     this.locked = kept ? kept.locked : new Set();
     this.old = kept ? new Set(this.tokens.flatMap((t, i) => t !== null && kept.came[i] >= 0 ? [i] : [])) : new Set();
+    this.filling = false;
     this.strands = kept && start.unknown === 1 ? kept.strands : start.strands && Math.max(...start.strands) > 0 ? start.strands : null;
     this.spans = this.tokens.map(() => make("span", { className: "tok" }));
     this.spaces = this.tokens.map(() => document.createTextNode(""));  // outside of the coloured part, where lines may break
     this.spans.forEach((span, i) => { span.dataset.i = i; span.setAttribute("role", "button"); span.tabIndex = -1; });
     this.release();
-    this.element.replaceChildren(...this.banded());
     if (this.spans[this.lead]) this.spans[this.lead].tabIndex = 0;
     this.draw();
     this.reserve();
   }
-  // Spaces and tokens, those of a strand in an element of its own that has its band.
-  banded() {
+  // Tokens and the spaces between and behind them; those of a strand are in an element of its own that has its band.
+  banded(from, to) {
     const all = [];
     let band = null;
-    for (let i = this.lead; i < this.spans.length; i++) {
-      const strand = this.strands?.[i] ?? -1;
-      if (strand < 0) { band = null; all.push(this.spaces[i], this.spans[i]); continue; }
-      if (band?.dataset.strand === String(strand)) { band.append(this.spaces[i], this.spans[i]); continue; }
-      band = make("span", { className: "strand" }, this.spans[i]);
-      band.dataset.strand = strand;
-      band.style.setProperty("--band", (25 + 137.5 * strand) % 360);  // neighbours are far apart on the wheel
-      all.push(this.spaces[i], band);
+    for (let i = from; i < to; i++) {
+      const strand = this.strands?.[i] ?? -1, between = i > from ? [this.spaces[i]] : [];
+      if (strand >= 0 && band?.dataset.strand === String(strand)) { band.append(...between, this.spans[i]); continue; }
+      band = strand < 0 ? null : make("span", { className: "strand" }, this.spans[i]);
+      if (band) { band.dataset.strand = strand; band.style.setProperty("--band", bandHue(strand)); }
+      all.push(...between, band ?? this.spans[i]);
     }
-    return all;
+    return to < this.spans.length ? [...all, this.spaces[to]] : all;
   }
 
-  // Each gap gets the room of a usual token, and neighbours settle among themselves what a token takes more or less.
+  // While a text fills, each gap has the room of a usual token and a little more, and each line stays a line.
   reserve() {
-    const style = getComputedStyle(this.element), em = parseFloat(style.fontSize);
+    const style = getComputedStyle(this.element);
     this.pen.font = `${style.fontSize} ${style.fontFamily}`;
-    this.em = em;
+    this.em = parseFloat(style.fontSize);
     const given = this.pieces.filter((piece) => piece);
-    const usual = given.length < 8 ? 2.1 * em : given.reduce((sum, piece) => sum + this.room(piece), 0) / given.length;
-    this.blocks = [];
-    for (let i = this.lead; i < this.tokens.length; i++) {
-      if (this.tokens[i] !== null) continue;
-      const last = this.blocks[i - 1];
-      const block = last && last.members.length < BLOCK ? last : { members: [], room: 0 };
-      block.members.push(i);
-      block.room += usual;
-      this.blocks[i] = block;
+    const usual = given.length < 8 ? 2.1 * this.em : given.reduce((sum, piece) => sum + this.room(piece), 0) / given.length;
+    this.filling = true;
+    this.rooms = [];
+    this.tokens.forEach((token, i) => { if (token === null) this.resize(i, 1.2 * usual); });
+    this.lines = [];
+    const begins = [];
+    for (let i = this.lead; i < this.spans.length; i++) {
+      if (i === this.lead || this.spans[i].offsetLeft <= this.spans[i - 1].offsetLeft) begins.push(i);
+      this.lines[i] = begins.length;
     }
-    for (const block of new Set(this.blocks.filter(Boolean))) this.fit(block);
+    const line = (from, k) => make("span", { className: "line" }, ...this.banded(from, begins[k + 1] ?? this.spans.length));
+    this.element.replaceChildren(...begins.map(line));
   }
   room(piece) { return piece === "" ? 0.5 * this.em : this.pen.measureText(piece).width + 4; }
-  fit(block) {
-    const open = block.members.filter((i) => this.tokens[i] === null);
-    const taken = block.members.reduce((sum, i) => this.tokens[i] === null ? sum : sum + this.room(this.pieces[i]), 0);
-    const each = Math.max(0.8 * this.em, Math.min(3.5 * this.em, (block.room - taken) / open.length));
-    for (const i of open) this.spans[i].style.width = `${(each - EDGE).toFixed(1)}px`;
+  resize(i, room) {
+    this.rooms[i] = Math.max(0.6 * this.em, Math.min(4 * this.em, room));
+    this.spans[i].style.width = `${(this.rooms[i] - EDGE).toFixed(2)}px`;
+  }
+  // What a token takes more or less than its gap had, the other gaps of its line give or get, those behind it first.
+  settleIn(i) {
+    const open = [...this.rooms.keys()].filter((j) => this.lines[j] === this.lines[i] && this.tokens[j] === null);
+    const behind = open.filter((j) => j > i), some = behind.length ? behind : open;
+    const over = this.room(this.pieces[i]) - this.rooms[i];
+    for (const j of some) this.resize(j, this.rooms[j] - over / some.length);
+    this.rooms[i] = undefined;
   }
   hold() { this.element.style.minHeight = `${this.element.offsetHeight}px`; }  // what is below stays until the end
-  release() { this.element.style.minHeight = ""; }
+  // All is there: lines break where they do in any text.
+  release() {
+    const focused = this.spans.indexOf(document.activeElement);
+    this.element.style.minHeight = "";
+    if (this.filling) { this.filling = false; this.draw(this.after); }
+    if (this.spans.length) this.element.replaceChildren(...this.banded(this.lead, this.spans.length));
+    if (focused >= 0) this.spans[focused].focus();
+  }
 
   land(position, token, piece, chance, step) {
     if (this.made(position) && this.came[position] < step) this.past[position].unshift(this.now(position));
@@ -91,7 +102,7 @@ export class TextView {
     this.came[position] = step;
     this.old.delete(position);
     this.paint(position, true);
-    if (this.blocks[position]) this.fit(this.blocks[position]);
+    if (this.rooms[position] !== undefined) this.settleIn(position);
   }
   erase(i) {
     this.spans[i].style.width = `${Math.max(16, this.room(this.pieces[i]) - EDGE).toFixed(1)}px`;
@@ -132,8 +143,10 @@ export class TextView {
     const made = !open && seen.step >= 0, special = (held || !open) && piece === "";
     const kinds = ["tok", open && "gap", held && "held", made && "made", special && "special", this.locked.has(i) && "locked", fresh && "fresh"];
     span.className = kinds.filter(Boolean).join(" ");
-    this.spaces[i].data = open && !held ? "\u200b" : word || special ? piece.slice(0, piece.length - word.length) : "";
-    span.textContent = open && !held ? "" : special ? "¶" : word || (piece.includes("\n") ? "⏎\n" : "␣");
+    const space = special ? "\u200b" : word ? piece.slice(0, piece.length - word.length) : "", text = special ? "¶" : word || (piece.includes("\n") ? "⏎\n" : "␣");
+    const inline = (x) => made && this.filling ? x.replaceAll("\n", "") : x;  // a new line begins when all is there
+    this.spaces[i].data = open && !held ? "\u200b" : inline(space);
+    span.textContent = open && !held ? "" : inline(text);
     if (made) span.style.setProperty("--hue", hue(Math.min(seen.step, this.totals[i] - 1), this.totals[i]).toFixed(0)); else span.style.removeProperty("--hue");
     span.setAttribute("aria-label", this.spoken(i));
   }

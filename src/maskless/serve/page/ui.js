@@ -27,6 +27,7 @@ export function complain(error) {
 export const still = () => matchMedia("(prefers-reduced-motion: reduce)").matches;
 export const percent = (p) => p >= 0.0995 ? `${Math.round(100 * p)} %` : p >= 0.001 ? `${(100 * p).toFixed(1)} %` : "< 0.1 %";
 export const hue = (step, steps) => 285 - 235 * (steps > 1 ? step / (steps - 1) : 0);
+export const bandHue = (strand) => (255 + 137.5 * strand) % 360;  // neighbours are far apart on the wheel
 export const many = (n, what) => `${n} ${what}${n === 1 ? "" : "s"}`;
 export const rate = (count, seconds) => {
   const speed = count / Math.max(seconds, 1e-6);
