@@ -66,8 +66,8 @@ ROOM = """async () => {
     const places = () => view.spans.map((span) => Math.round(span.getBoundingClientRect().bottom / 20));
     const first = places(), words = [" a", " playground", " it", " girls", ".", " happy", "\\n", " saw"];
     let moved = 0, looked = 0;
-    const open = tokens.flatMap((token, i) => token === null ? [(i * 77) % 160, i] : []).filter((i) => tokens[i] === null);
-    [...new Set(open)].forEach((i, step) => {
+    const shuffled = [...tokens.keys()].map((i) => (i * 77) % 160).filter((i) => tokens[i] === null);
+    shuffled.forEach((i, step) => {
         view.land(i, 1, words[step % 8], 0.5, step);
         const there = places().flatMap((place, j) => view.tokens[j] === null ? [] : [place - first[j]]);
         looked += there.length;
@@ -75,9 +75,9 @@ ROOM = """async () => {
     });
     const lines = new Set(places()).size;
     view.release();
-    const left = () => view.spans.map((span) => { const box = span.getBoundingClientRect(); return [box.left, box.right]; });
-    const end = JSON.stringify(left());
-    const replayed = [0, 60, 120].filter((step) => { view.draw(step); return JSON.stringify(left()) !== end; });
+    const boxes = () => JSON.stringify(view.spans.map((span) => [span.offsetLeft, span.offsetWidth]));
+    const end = boxes();
+    const replayed = [0, 60, 120].filter((step) => { view.draw(step); return boxes() !== end; });
     return { landed: view.tokens.filter((token) => token !== null).length, lines, moved: moved / looked, replayed };
 }"""
 
