@@ -69,6 +69,7 @@ ROOM = """async () => {
     const shuffled = [...tokens.keys()].map((i) => (i * 77) % 160).filter((i) => tokens[i] === null);
     shuffled.forEach((i, step) => {
         view.land(i, 1, words[step % 8], 0.5, step);
+        view.hold();
         const there = places().flatMap((place, j) => view.tokens[j] === null ? [] : [place - first[j]]);
         looked += there.length;
         moved += there.filter((by) => Math.abs(by) > 1).length;

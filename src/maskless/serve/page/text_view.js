@@ -12,7 +12,7 @@ export class TextView {
   }
   clear(text) {
     Object.assign(this, { tokens: [], pieces: [], came: [], chances: [], totals: [], past: [], locked: new Set(), spaced: [], lead: 0, steps: 0, strands: null });
-    Object.assign(this, { spans: [], spaces: [], old: new Set(), rooms: [], lines: [], filling: false, refusals: [], marked: [] });
+    Object.assign(this, { spans: [], spaces: [], old: new Set(), rooms: [], lines: [], heights: [], filling: false, refusals: [], marked: [] });
     this.element.replaceChildren(make("span", { className: "empty", textContent: text }));
   }
   get empty() { return this.tokens.length === 0; }
@@ -62,14 +62,20 @@ export class TextView {
     this.filling = true;
     this.rooms = [];
     this.tokens.forEach((token, i) => { if (token === null) this.resize(i, 1.2 * usual); });
-    this.lines = [];
+    this.lay();
+  }
+  // Make an element of each line, as the text breaks now.
+  lay() {
     const begins = [];
+    for (const span of this.spans) span.classList.remove("fresh");  // what is moved would land once more
+    this.element.replaceChildren(...this.banded(this.lead, this.spans.length));
     for (let i = this.lead; i < this.spans.length; i++) {
       if (i === this.lead || this.spans[i].offsetLeft <= this.spans[i - 1].offsetLeft) begins.push(i);
       this.lines[i] = begins.length;
     }
     const line = (from, k) => make("span", { className: "line" }, ...this.banded(from, begins[k + 1] ?? this.spans.length));
     this.element.replaceChildren(...begins.map(line));
+    this.heights = [...this.element.children].map((one) => one.offsetHeight);
   }
   room(piece) { return piece === "" ? 0.5 * this.em : this.pen.measureText(piece).width + 4; }
   resize(i, room) {
@@ -84,7 +90,11 @@ export class TextView {
     for (const j of some) this.resize(j, this.rooms[j] - over / some.length);
     this.rooms[i] = undefined;
   }
-  hold() { this.element.style.minHeight = `${this.element.offsetHeight}px`; }  // what is below stays until the end
+  // After each step: a line that has become too long is broken again, and what is below the text stays until the end.
+  hold() {
+    if ([...this.element.children].some((one, k) => one.offsetHeight > this.heights[k] + 4)) this.lay();
+    this.element.style.minHeight = `${this.element.offsetHeight}px`;
+  }
   // All is there: lines break where they do in any text.
   release() {
     const focused = this.spans.indexOf(document.activeElement);
