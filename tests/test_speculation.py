@@ -11,7 +11,7 @@ import maskless
 from maskless import sampling, speculation
 from maskless.checkpoint import Model
 from maskless.codec.text import byte_codec
-from maskless.drafts import Drafts
+from maskless.drafts import Drafts, Step
 from maskless.draw import Guidance, Truncation, constant
 from maskless.engine import Engine, Slots, backend_of, backends
 from maskless.engine.kv_slots import KVSlots
@@ -183,6 +183,26 @@ def test_the_first_of_a_draft_is_always_accepted_and_rounds_never_exceed_tokens(
     for step in seen:
         decided[step.rows, step.positions] += 1
     assert (decided == 1).all()
+
+
+def test_what_a_check_refuses_is_told_with_the_step(network):
+    order = FAMILIES["shuffled"]
+    way = Plan(torch.tensor(order).repeat(64, 1), torch.arange(L + 1).repeat(64, 1))
+    drafts = Drafts(tokens=torch.zeros(64, L, dtype=torch.long), plan=way, keys=row_keys(1, torch.arange(64)), draft=L)
+    steps: list[Step] = []
+    run(drafts, Plain(network), steps.append)
+    assert sum(len(step.refused[0]) for step in steps) == drafts.tally.drafted - drafts.tally.accepted > 0
+    replaced = 0
+    for step in steps:
+        columns = (x.tolist() for x in (step.rows, step.positions, step.tokens))
+        decided = {(row, position): token for row, position, token in zip(*columns, strict=True)}
+        for row, position, token in zip(*(x.tolist() for x in step.refused), strict=True):
+            if (row, position) in decided:
+                replaced += 1
+                assert decided[row, position] != token
+            else:  # all after the first refusal is dropped
+                assert drafts.came[row, position] > step.number
+    assert replaced == drafts.tally.decided - drafts.tally.accepted > 0
 
 
 def test_accepted_tokens_are_as_many_as_the_marginals_predict(network, p_value):

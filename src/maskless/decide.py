@@ -21,7 +21,7 @@ from maskless.how import IMAGE_ORDERS, TEXT_ORDERS, How
 from maskless.nn.calls import evaluating
 from maskless.nn.causal import CausalTransformer
 from maskless.nn.partition import chains
-from maskless.order import COUNTS, ORDERS, Order, after_lead, halton, in_place
+from maskless.order import COUNTS, ORDERS, Order, after_lead, halton, in_place, strand_numbers
 from maskless.plans import Plan, check_steps, plan_causal, plan_strands
 from maskless.plans import plan as make_plan
 from maskless.sampling import run
@@ -85,6 +85,7 @@ def drafts_of(
         revise=how.revise,
         draft=how.draft or 0,
         at_once=at_once,
+        strand=strand_numbers(wanted, _longest(wanted, how)) if how.order == "strands" else None,
         replan=partial(make_plan, order=again, counts=COUNTS[how.counts or "uniform"]),
     )
 
@@ -163,15 +164,20 @@ def plan_of(model: Model, known: Tensor, wanted: Tensor, keys: Tensor, how: How)
     if isinstance(model.network, CausalTransformer):
         return plan_causal(known, wanted)
     if how.order == "strands":
-        m = wanted.sum(1, keepdim=True)
         if how.steps is not None:
-            check_steps(how.steps, int(m.max()))
-        longest = -(-m // (how.strands or 1)) if how.steps is None else torch.full_like(m, how.steps)  # rounded up
-        made = plan_strands(known, wanted, keys, longest=longest.clamp_min(1), shape=partial(shaped, model))
+            check_steps(how.steps, int(wanted.sum(1).max()))
+        made = plan_strands(known, wanted, keys, longest=_longest(wanted, how), shape=partial(shaped, model))
         return made.one_by_one() if how.exact else made
     order, counts = order_of(model, how.order), COUNTS[how.counts or "uniform"]
     steps = int(wanted.sum(1).max()) if how.steps is None else how.steps
     return make_plan(known, wanted, keys, steps=steps, order=order, counts=counts)
+
+
+def _longest(wanted: Tensor, how: How) -> Tensor:
+    """How long a strand of each row may be.  (B, L) -> (B, 1)"""
+    m = wanted.sum(1, keepdim=True)
+    longest = -(-m // (how.strands or 1)) if how.steps is None else torch.full_like(m, how.steps)  # rounded up
+    return longest.clamp_min(1)
 
 
 def order_of(model: Model, name: str | None) -> Order:

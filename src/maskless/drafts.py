@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from maskless import logits as lg
-from maskless.draw import Filter, Guidance, Truncation
+from maskless.draw import Filter, Guidance, Truncation, check_warmup
 from maskless.plans import Plan
 from maskless.problems import Offsets, Problems, split
 from maskless.revision import cooled, steps_of
@@ -33,6 +33,7 @@ class Step:
     positions: Tensor
     tokens: Tensor
     chances: Tensor | None = None  # (U,) the network's own probabilities, before temperature and truncation
+    refused: tuple[Tensor, ...] | None = None  # rows, positions, tokens that were drafted and did not stand
 
 
 OnStep = Callable[[Step], None]
@@ -84,6 +85,7 @@ class Drafts:
     top: int = 0  # keep so many alternatives of each decided token
     draft: int = 0  # tokens that are drawn together and checked (speculation.py); 0: as many as the plan has in a step
     at_once: int | None = None  # rows with such drafts that are under way; when one is done, the next takes its place
+    strand: Tensor | None = None  # (B, L) the strand of each wanted position, for those who watch; None: no strands
 
     def __post_init__(self) -> None:
         if not 0 <= self.noise < math.inf:
@@ -190,18 +192,28 @@ class Drafts:
         return [of[number] for number in self.round[rows].tolist()]
 
     def land(
-        self, ask: Ask, positions: Tensor, tokens: Tensor, chances: Tensor, counts: Tensor | None = None
+        self,
+        ask: Ask,
+        positions: Tensor,
+        tokens: Tensor,
+        chances: Tensor,
+        counts: Tensor | None = None,
+        drafted: Tensor | None = None,
     ) -> list[Step]:
         """Write down what a step decided, the surest first, and go on to the next one that decides something.
 
-        counts (S,): how many of each row, where that is not what was planned.
+        counts (S,): how many of each row, where that is not what was planned; drafted (U,): tokens before a check.
         """
         at, decided = ask.at, [span.decided for span in ask.spans] if counts is None else counts.tolist()
+        lost: tuple[Tensor, ...] | None = None
         if self.confident or self.draft:  # otherwise all that was asked about is decided
             owner, within = ask.offsets.owner, ask.offsets.within
             if self.confident:
                 self.plan.order[at, ask.starts[owner] + within] = positions
             kept = within < torch.tensor(decided)[owner]
+            if drafted is not None:
+                fell = ~kept | (tokens != drafted)
+                lost = at[fell], positions[fell], drafted[fell]
             at, positions, tokens, chances = at[kept], positions[kept], tokens[kept], chances[kept]
         self.tokens[at, positions], self.chance[at, positions] = tokens, chances.float()
         numbers = [int(self._takens[row]) if self.draft else self.step_of(row) for row, *_ in ask.spans]
@@ -210,11 +222,15 @@ class Drafts:
             self._numbers[row] = self._upcoming[row, self._numbers[row] + (count if self.draft else 1)]
         if len(set(numbers)) == 1:
             self.came[at, positions] = numbers[0]
-            return [Step(numbers[0], at, positions, tokens, chances)]
+            return [Step(numbers[0], at, positions, tokens, chances, lost)]
         steps = torch.tensor(numbers).repeat_interleave(torch.tensor(decided))
         self.came[at, positions] = steps
-        parts = [(number, steps == number) for number in sorted(set(numbers))]
-        return [Step(number, at[own], positions[own], tokens[own], chances[own]) for number, own in parts]
+        found = []
+        for number in sorted(set(numbers)):
+            own, rows = steps == number, torch.tensor([n == number for n in numbers])
+            part = None if lost is None else tuple(x[torch.isin(lost[0], ask.rows[rows])] for x in lost)
+            found.append(Step(number, at[own], positions[own], tokens[own], chances[own], part))
+        return found
 
     def record(self, rows: Tensor, tokens: Tensor, came: Tensor, chances: Tensor) -> list[Step]:
         """Write down what rounds of rows (S,) have decided since the last time, elsewhere; (S, L) in the plan's order.
@@ -231,7 +247,8 @@ class Drafts:
         self.number[rows] = self.upcoming[rows].gather(1, (self.number[rows] + new.sum(1))[:, None])[:, 0]
         self.taken[rows] = self.came[rows].amax(1) + 1
         numbers = came.unique().tolist()
-        return [Step(n, *(x[came == n] for x in (at, positions, tokens, chances))) for n in numbers]
+        parts = [(n, came == n) for n in numbers]
+        return [Step(n, at[own], positions[own], tokens[own], chances[own]) for n, own in parts]
 
     def begin(self, rows: Tensor, again: Tensor) -> None:
         """Begin the next round of rows (S,) that are in the same one, which decides again (S, L) anew.
@@ -328,8 +345,3 @@ class Ask:
         drafts, rows = self.drafts, self.rows
         problems, _ = split(drafts.tokens[rows], drafts.plan.order[rows], self.starts, self.ends)
         return problems if drafts.labels is None else replace(problems, labels=drafts.labels[rows])
-
-
-def check_warmup(steps: int) -> None:
-    if steps < 0:
-        raise ValueError(f"warmup {steps} is out of range: expected 0 (none) or more steps")

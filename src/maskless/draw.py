@@ -54,6 +54,11 @@ def ramp(progress: Tensor) -> Tensor:
     return progress
 
 
+def check_warmup(steps: int) -> None:
+    if steps < 0:
+        raise ValueError(f"warmup {steps} is out of range: expected 0 (none) or more steps")
+
+
 SCHEDULES: dict[str, Callable[[Tensor], Tensor]] = {"constant": constant, "ramp": ramp}
 
 

@@ -68,6 +68,12 @@ def strand_steps(wanted: Tensor, longest: Tensor | int) -> Tensor:
     return torch.where(wanted, (places - begun) % longest, 0)
 
 
+def strand_numbers(wanted: Tensor, longest: Tensor | int) -> Tensor:
+    """The strand that each wanted position is in, counted from the left, -1 elsewhere.  (B, L) -> (B, L)"""
+    first = wanted & (strand_steps(wanted, longest) == 0)
+    return torch.where(wanted, first.cumsum(1) - 1, -1)
+
+
 def strands(longest: Tensor | int) -> Order:
     """Known positions (shuffled), then strands in step: the first position of every strand, then the second, ...
 

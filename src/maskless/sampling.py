@@ -134,20 +134,21 @@ def take(asks: Sequence[Ask], backend: Backend) -> list[list[Step]]:
     return [ask.drafts.land(ask, *decided) for ask, decided in zip(asks, found, strict=True)]
 
 
-def _checked(parts: Sequence[tuple[Ask, Tensor, Tensor]], backend: Backend) -> dict[Ask, tuple[Tensor, Tensor, Tensor]]:
-    """Of drafts that are exact: tokens and their probabilities (U,) after the check, and how many of each row stand."""
+def _checked(parts: Sequence[tuple[Ask, Tensor, Tensor]], backend: Backend) -> dict[Ask, tuple[Tensor, ...]]:
+    """Of drafts that are exact: tokens and their probabilities (U,) after the check, how many of each row stand, and
+    the tokens (U,) before it."""
     if not parts:
         return {}
     asks, drawn = [ask for ask, _, _ in parts], [tokens for _, _, tokens in parts]
     after = backend.check(asks, drawn, [logits for _, logits, _ in parts]).split([len(tokens) for tokens in drawn])
-    found = {}
+    found: dict[Ask, tuple[Tensor, ...]] = {}
     for (ask, before, tokens), q in zip(parts, after, strict=True):
         keys, columns, *_ = _targets([ask])
         with threads_for_draws(q):
             stand, counts, tally = accept(tokens, _shaped(before, ask), _shaped(q, ask), ask.offsets, keys, columns)
         lg.check_drawn(int(stand.max()), q.shape[1])
         ask.drafts.tally += tally
-        found[ask] = stand, lg.log_probability(q, stand.to(q.device)).cpu().double().exp(), counts
+        found[ask] = stand, lg.log_probability(q, stand.to(q.device)).cpu().double().exp(), counts, tokens
     return found
 
 

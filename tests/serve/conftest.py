@@ -33,6 +33,7 @@ from maskless.serve.connection import config_of  # noqa: E402
 from maskless.serve.fair_share import FairShare  # noqa: E402
 from maskless.serve.host import Host, Limits  # noqa: E402
 from maskless.serve.web import build  # noqa: E402
+from maskless.shipped import Quality  # noqa: E402
 
 LIMITS = Limits(length=48, steps=64, rows=8, batch=16, queue=64, seconds=20, body=1 << 16)
 CLASSES = ("cat", "dog", "ship")
@@ -165,6 +166,17 @@ def running(hosts: list[Host], limits: Limits, key: str | None = None) -> Iterat
 def server(models: dict[str, Model]) -> Iterator[Server]:
     share = FairShare()
     with running([Host(name, model, LIMITS, share) for name, model in models.items()], LIMITS) as started:
+        yield started
+
+
+@pytest.fixture(scope="session")
+def chained(keeping: dict[str, Model], models: dict[str, Model]) -> Iterator[Server]:
+    """A model of chains, an MDLM and a left-to-right model; two of them say how good they are."""
+    share = FairShare()
+    best = {"chain": Quality("Gen-PPL 4.6", {"strands": 4}), "mdlm": Quality("Gen-PPL 9.8", {"steps": 6, "revise": 2})}
+    named = {"chain": keeping["chain"], "mdlm": models["mdlm"], "causal": keeping["causal"]}
+    hosts = [Host(name, model, LIMITS, share, quality=best.get(name)) for name, model in named.items()]
+    with running(hosts, LIMITS) as started:
         yield started
 
 

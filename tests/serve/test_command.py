@@ -86,6 +86,8 @@ def test_without_a_model_the_shipped_ones_are_served(monkeypatch):
 
     monkeypatch.setattr(shipped, "names", lambda: ["cifar10", "stories", "stories-fast"])
     assert serve.shipped_models() == ["stories", "cifar10"]
+    monkeypatch.setattr(shipped, "names", lambda: ["stories", "stories-ar", "stories-mdlm"])
+    assert serve.shipped_models() == ["stories", "stories-mdlm", "stories-ar"]
     monkeypatch.setattr(shipped, "names", list)
     with pytest.raises(ValueError, match="expected a MODEL"):
         serve.shipped_models()

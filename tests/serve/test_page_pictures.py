@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import base64
+
 import pytest
 from test_page import reached, slide, until
 
@@ -98,3 +100,44 @@ def test_an_own_picture_is_filled_in(visit, tmp_path):
     (tmp_path / "not.png").write_text("no picture")
     page.locator("#file").set_input_files(tmp_path / "not.png")
     expect(page.get_by_role("alert")).to_contain_text("not a picture")
+
+
+def test_a_fast_stroke_skips_no_cell_and_a_brush_has_a_size(visit, server):
+    page = visit()
+    page.get_by_role("tab", name="Pictures").click()
+    expect(page.locator("#save")).to_be_disabled()
+    page.locator("#draw").click()
+    expect(page.locator("#recent button")).to_have_count(1)
+    box = page.locator("#canvas").bounding_box()
+
+    def at(column: float, row: float) -> tuple[float, float]:
+        return box["x"] + box["width"] * column / 4, box["y"] + box["height"] * row / 4
+
+    page.mouse.move(*at(0.5, 0.5))
+    page.mouse.down()
+    page.mouse.move(*at(3.5, 0.5))  # one event for the whole way
+    page.mouse.up()
+    page.get_by_label("Brush").select_option("2")
+    page.mouse.click(*at(1, 3))
+    with page.expect_request("**/v1/pictures/fill") as asked:
+        page.locator("#inpaint").click()
+    painted = [[token is None for token in row] for row in asked.value.post_data_json["tokens"]]
+    assert painted == [[True] * 4, [False] * 4, [True, True, False, False], [True, True, False, False]]
+    expect(page.locator("#recent button")).to_have_count(2)
+
+
+def test_a_picture_is_saved(visit, server, tmp_path):
+    from PIL import Image
+
+    page = visit()
+    page.get_by_role("tab", name="Pictures").click()
+    with page.expect_response("**/v1/pictures") as answered:
+        page.locator("#draw").click()
+    expect(page.locator("#recent button")).to_have_count(1)
+    with page.expect_download() as saved:
+        page.get_by_role("button", name="Save picture").click()
+    saved.value.save_as(tmp_path / "saved.png")
+    body = answered.value.request.post_data_json | {"stream": False, "frames": False}
+    drawn = server.post("/v1/pictures", body).json
+    assert (tmp_path / "saved.png").read_bytes() == base64.b64decode(drawn["image"])
+    assert Image.open(tmp_path / "saved.png").size == (4, 4)

@@ -195,6 +195,43 @@ def test_the_page_needs_nothing_from_elsewhere(server):
         assert re.findall(rb"(?:src|href|url\(|from |import )\W*(?:https?:)?//", answer.body) == []
 
 
+def test_a_stream_says_which_strand_a_position_is_in(chained):
+    body = {"text": "anna [6] the ___ .", "strands": 3, "stream": True}
+    opening = chained.post("/v1/fill", body).events[0][1]
+    gaps = [i for i, token in enumerate(opening["tokens"]) if token is None]
+    assert [opening["strands"][i] for i in gaps] == [0, 0, 0, 1, 1, 1, 2, 2, 2]
+    assert {opening["strands"][i] for i in range(len(opening["tokens"])) if i not in gaps} == {-1}
+    assert chained.post("/v1/fill", body | {"strands": None, "order": "random"}).events[0][1]["strands"] is None
+
+
+def test_a_stream_of_exact_rounds_has_what_was_refused(chained):
+    body = {"text": "anna [20] .", "exact": True, "draft": 8, "order": "random", "stream": True}
+    (_, opening), *steps, (_, done) = chained.post("/v1/fill", body).events
+    assert opening["draft"] == 8
+    (text,) = done["texts"]
+    drafted = [len(step["decided"]) + len(step["refused"]) for _, step in steps]
+    assert len(steps) < 20 < sum(drafted)  # several tokens in a round, and some that did not stand
+    for _, step in steps:
+        for one in step["refused"]:
+            came = text["came"][one["position"]]
+            assert came > step["step"] or text["tokens"][one["position"]] != one["token"]
+    assert all(
+        "refused" not in step for _, step in chained.post("/v1/fill", body | {"exact": False, "draft": None}).events
+    )
+
+
+def test_revision_steps_are_told_apart(server):
+    answer = server.post("/v1/fill", {"text": "anna [30] .", "steps": 10, "revise": 4}).json
+    assert (answer["steps"], answer["revision_steps"]) == (16, 6)
+
+
+def test_a_model_says_how_good_it_is_where_its_card_does(chained):
+    chain, mdlm, causal = chained.get("/v1/models").json["data"]
+    assert (chain["quality"], chain["best"]) == ("Gen-PPL 4.6", {"strands": 4})
+    assert (chain["exact"], mdlm["exact"], causal["exact"]) == (True, False, False)
+    assert "quality" not in causal
+
+
 def test_health_models_and_the_schema(server):
     assert server.get("/healthz").json["models"] == ["pgm", "mdlm", "pictures"]
     pgm, mdlm, pictures = server.get("/v1/models").json["data"]

@@ -9,7 +9,7 @@ import typer
 from maskless.cli import show
 from maskless.terminal import say
 
-SHIPPED = ("stories", "stories-mdlm", "cifar10")  # what is served where no model is named, as far as it is there
+SHIPPED = ("stories", "stories-mdlm", "stories-ar", "cifar10")  # served where no model is named, those that are there
 
 
 def serve(
@@ -18,6 +18,7 @@ def serve(
         typer.Argument(help="A run or model folder, a hub id, or a released file. Default: the shipped models."),
     ] = None,
     mdlm: Annotated[str | None, typer.Option(help="A second text model, to race against the first.")] = None,
+    ar: Annotated[str | None, typer.Option(help="A left-to-right text model, to race against them.")] = None,
     pictures: Annotated[str | None, typer.Option(help="An image model.")] = None,
     host: Annotated[str, typer.Option(help="0.0.0.0 lets other machines in: give an --api-key then.")] = "127.0.0.1",
     port: Annotated[int, typer.Option(help="0: any that is free.")] = 8000,
@@ -45,7 +46,7 @@ def serve(
 
     limits = Limits(length=max_length, steps=max_steps, batch=batch, queue=queue, seconds=timeout)
     address = Address(host=host, port=port, key=api_key)
-    named = [source for source in (model, mdlm, pictures) if source is not None]
+    named = [source for source in (model, mdlm, ar, pictures) if source is not None]
     hosts = load(named or shipped_models(), limits, device=device)
 
     def ready(page: str) -> None:

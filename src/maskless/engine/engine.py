@@ -20,8 +20,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from maskless.drafts import Step, check_warmup
-from maskless.draw import Filter, Guidance, Truncation
+from maskless.drafts import Step
+from maskless.draw import Filter, Guidance, Truncation, check_warmup
 from maskless.engine.answer import answer
 from maskless.engine.backbones import CausalBackbone, PartitionBackbone
 from maskless.engine.networks import fold, serves

@@ -17,8 +17,10 @@ from maskless.engine import Slots, slots_of
 from maskless.how import How
 from maskless.images import grid_of
 from maskless.nn.causal import CausalTransformer
+from maskless.nn.partition import chains
 from maskless.serve.batcher import Batcher
 from maskless.serve.fair_share import FairShare
+from maskless.shipped import Quality
 
 FILES = 256  # descriptors that connections leave free: for files, and for what is accepted before it is refused
 NAMES = {"partition": "PGM", "masked": "MDLM", "causal": "AR", "maskgit": "MaskGIT"}
@@ -62,8 +64,16 @@ def _descriptors() -> int:
 class Host:
     """A model that answers requests under a name of its own."""
 
-    def __init__(self, name: str, model: Model, limits: Limits, share: FairShare | None = None):
-        self.name, self.model, self.limits = name, model.eval(), limits
+    def __init__(
+        self,
+        name: str,
+        model: Model,
+        limits: Limits,
+        share: FairShare | None = None,
+        *,
+        quality: Quality | None = None,
+    ):
+        self.name, self.model, self.limits, self.quality = name, model.eval(), limits, quality
         if model.codec is None:
             raise ValueError(f"the model {name} brings no tokenizer or codec: convert it with one first")
         backend = slots_of(model.network, int(model.config.length))
@@ -124,6 +134,9 @@ class Host:
         else:
             about |= {"max_length": self.length, "max_texts": self.limits.rows, "any_order": not self.causal}
             about |= {"orders": None if self.model.mixture is None else str(self.model.mixture)}
+            about |= {"exact": chains(self.model.network)}
+        if self.quality is not None:
+            about |= {"quality": self.quality.figure, "best": self.quality.how}
         return about
 
     def piece(self, token: int) -> str:

@@ -192,6 +192,7 @@ class FilledText(BaseModel):
 class TextAnswer(BaseModel):
     model: str
     steps: int
+    revision_steps: Annotated[int, Field(description="How many of the steps belong to revision rounds.")]
     lead: Annotated[int, Field(description="Tokens before the text's own.")]
     spaced: list[int]
     seconds: float

@@ -90,7 +90,13 @@ def drafts_of(host: Host, gapped: Gapped, how: How, n: int = 1) -> Drafts:
 
 
 def _about(host: Host, gapped: Gapped, drafts: Drafts) -> dict[str, Any]:
-    return {"model": host.name, "steps": drafts.steps, "lead": gapped.lead, "spaced": sorted(gapped.spaced)}
+    return {
+        "model": host.name,
+        "steps": drafts.steps,
+        "revision_steps": drafts.steps - drafts.rounds[0],
+        "lead": gapped.lead,
+        "spaced": sorted(gapped.spaced),
+    }
 
 
 def opening(host: Host, gapped: Gapped, drafts: Drafts) -> dict[str, Any]:
@@ -100,11 +106,16 @@ def opening(host: Host, gapped: Gapped, drafts: Drafts) -> dict[str, Any]:
         "pieces": [None if token is None else host.piece(token) for token in gapped.tokens],
         "unknown": int(drafts.wanted[0].sum()),
         "texts": len(drafts),
+        "draft": drafts.draft or None,
+        "strands": None if drafts.strand is None else drafts.strand[0].tolist(),
     }
 
 
 def landings(host: Host, steps: list[Step]) -> list[dict[str, Any]]:
-    """What was decided, step by step: rows that were computed together may be at different steps of their plans."""
+    """What was decided, step by step: rows that were computed together may be at different steps of their plans.
+
+    Of exact samples also what was refused: drafted tokens that did not stand.
+    """
     return [
         {
             "step": step.number,
@@ -113,8 +124,17 @@ def landings(host: Host, steps: list[Step]) -> list[dict[str, Any]]:
                 for row, position, token, p in decided(step)
             ],
         }
+        | _refused(host, step)
         for step in steps
     ]
+
+
+def _refused(host: Host, step: Step) -> dict[str, Any]:
+    if step.refused is None:
+        return {}
+    columns = zip(*(x.tolist() for x in step.refused), strict=True)
+    some = [{"row": row, "position": at, "token": token, "text": host.piece(token)} for row, at, token in columns]
+    return {"refused": some}
 
 
 def decided(step: Step) -> Iterator[tuple[int, int, int, float]]:

@@ -1,8 +1,10 @@
 // The page: tabs, theme, the key, shortcuts; each view has a module of its own.
 
 import { get, setKey } from "./api.js";
+import * as explain from "./explain.js";
 import * as pictures from "./pictures.js";
 import * as race from "./race.js";
+import * as settings from "./settings.js";
 import { $, complain, newSeed, shows } from "./ui.js";
 import * as write from "./write.js";
 
@@ -24,7 +26,7 @@ $("theme").addEventListener("click", () => {
   $("heat").dispatchEvent(new Event("change"));
 });
 
-const tabs = ["write", "race", "pictures"];
+const tabs = ["write", "race", "pictures", "explain"];
 let chosen = "write";
 
 function choose(name) {
@@ -35,16 +37,19 @@ function choose(name) {
     tab.tabIndex = one === name ? 0 : -1;
     $(one).hidden = one !== name;
   }
-  $("texts").hidden = name === "pictures";
+  $("texts").hidden = name !== "write" && name !== "race";
   $("texts-field").hidden = name !== "race";
+  $("best-field").hidden = name !== "race" || $("best").disabled;
   $("pace-field").hidden = $("revise-field").hidden = name === "race";
   $("model-field").hidden = name !== "write" || $("model").length < 2;
+  if (!$("texts").hidden) settings.able();
   if (name === "write") write.labels();
   if (name === "race") $("go-label").textContent = race.busy() ? "Stop" : "Race";
+  race.able();
   complain(null);
 }
 
-const views = { write: [write, write.fill], race: [race, race.race], pictures: [pictures, pictures.drawNew] };
+const views = { write: [write, write.fill], race: [race, race.race], pictures: [pictures, pictures.drawNew], explain: [explain, () => {}] };
 
 async function go() {
   const [view, begin] = views[chosen];
@@ -62,6 +67,7 @@ function wire() {
     choose(name);
     $(`tab-${name}`).focus();
   });
+  explain.start();
   $("go").addEventListener("click", go);
   $("draw").addEventListener("click", go);
   document.addEventListener("keydown", (event) => {
@@ -71,7 +77,7 @@ function wire() {
   $("dice").addEventListener("click", () => { $("seed").value = newSeed(); });
   $("p-dice").addEventListener("click", () => { $("p-seed").value = newSeed(); });
   const two = (value) => value.toFixed(2);
-  shows("steps"); shows("strands", (value) => String(2 ** value)); shows("temperature", two); shows("top-p", (value) => value < 1 ? two(value) : "off");
+  shows("steps"); shows("draft"); shows("strands", (value) => String(2 ** value)); shows("temperature", two); shows("top-p", (value) => value < 1 ? two(value) : "off");
   shows("guidance", two); shows("p-steps"); shows("p-temperature", two);
 }
 
@@ -83,16 +89,16 @@ async function begin() {
   $("tab-write").hidden = !texts.length;
   $("tab-race").hidden = texts.length < 2;
   $("tab-pictures").hidden = !images.length;
-  document.querySelector(".tabs").hidden = tabs.filter((name) => !$(`tab-${name}`).hidden).length < 2;
   if (texts.length) {
     $("model").replaceChildren(...texts.map((model) => new Option(`${model.kind}: ${model.id}`, model.id)));
     $("steps").max = Math.min(128, texts[0].max_steps, texts[0].max_length);
-    write.start(texts);
+    write.start();
+    settings.start(texts);
     race.start(texts);
   }
   if (images.length) pictures.start(images[0]);
   shows("p-steps"); shows("steps");
-  choose(texts.length ? "write" : "pictures");
+  choose(texts.length ? "write" : images.length ? "pictures" : "explain");
   document.body.dataset.ready = "yes";
 }
 

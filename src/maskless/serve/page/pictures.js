@@ -3,7 +3,7 @@
 import { stream } from "./api.js";
 import { $, Pacer, Replay, complain, hue, make, newSeed, pace, say, seedOf } from "./ui.js";
 
-let model, replay, running = null, frames = [], came = [], tokens = null, upload = null, painted = new Set(), cursor = null, brush = null, asked = null;
+let model, replay, running = null, frames = [], came = [], tokens = null, upload = null, painted = new Set(), cursor = null, brush = null, last = null, asked = null;
 const canvas = () => $("canvas");
 const cells = () => model.grid;
 
@@ -21,9 +21,16 @@ export function start(found) {
   $("heat").addEventListener("change", () => draw());
   $("file").addEventListener("change", load);
   const surface = canvas();
-  surface.addEventListener("pointerdown", (event) => { if (frames.length && !running) { surface.setPointerCapture(event.pointerId); brush = !painted.has(under(event)); paint(under(event)); } });
-  surface.addEventListener("pointermove", (event) => { if (brush !== null) paint(under(event)); });
+  surface.addEventListener("pointerdown", (event) => {
+    if (!frames.length || running) return;
+    surface.setPointerCapture(event.pointerId);
+    brush = !painted.has(cellAt(point(event)));
+    last = null;
+    stroke(point(event));
+  });
+  surface.addEventListener("pointermove", (event) => { if (brush !== null) stroke(point(event)); });
   for (const name of ["pointerup", "pointercancel"]) surface.addEventListener(name, () => { brush = null; });
+  $("save").addEventListener("click", save);
   surface.addEventListener("keydown", keys);
   surface.addEventListener("blur", () => { cursor = null; draw(); });
   matchMedia("(prefers-color-scheme: dark)").addEventListener("change", () => draw());
@@ -124,10 +131,10 @@ const css = (name) => getComputedStyle(document.documentElement).getPropertyValu
 
 function draw(step = Number(replay?.slider.value ?? 0)) {
   const surface = canvas(), pen = surface.getContext("2d"), [h, w] = cells();
-  const wide = surface.width / w, high = surface.height / h, last = Number(replay.slider.max);
+  const wide = surface.width / w, high = surface.height / h, end = Number(replay.slider.max);
   let nearest = step;
   while (nearest > 0 && !frames[nearest]) nearest--;
-  const frame = step === last && frames[last + 1] ? frames[last + 1] : frames[nearest];
+  const frame = step === end ? finished() : frames[nearest];
   pen.fillStyle = css("--field");
   pen.fillRect(0, 0, surface.width, surface.height);
   pen.imageSmoothingEnabled = model.pixels[0] > 16;  // smooth shows what it is; a picture of a few pixels shows them
@@ -136,8 +143,8 @@ function draw(step = Number(replay?.slider.value ?? 0)) {
   for (let i = 0; i < h * w; i++) {
     const x = (i % w) * wide, y = Math.floor(i / w) * high, at = came[i] ?? Infinity;
     if (!frame || at >= step && at >= 0) { open(pen, x, y, wide, high, i); continue; }
-    if (heat && at >= 0) { pen.fillStyle = `oklch(${dark ? 0.62 : 0.75} 0.15 ${hue(at, last)} / 0.62)`; pen.fillRect(x, y, wide, high); }
-    if (at === step - 1 && step < last) { pen.strokeStyle = `oklch(0.72 0.19 ${hue(at, last)})`; pen.lineWidth = 3; pen.strokeRect(x + 1.5, y + 1.5, wide - 3, high - 3); }
+    if (heat && at >= 0) { pen.fillStyle = `oklch(${dark ? 0.62 : 0.75} 0.15 ${hue(at, end)} / 0.62)`; pen.fillRect(x, y, wide, high); }
+    if (at === step - 1 && step < end) { pen.strokeStyle = `oklch(0.72 0.19 ${hue(at, end)})`; pen.lineWidth = 3; pen.strokeRect(x + 1.5, y + 1.5, wide - 3, high - 3); }
   }
   if (!frame) { pen.fillStyle = css("--soft"); pen.font = "20px system-ui, sans-serif"; pen.textAlign = "center"; pen.fillText("Pick a class and press Draw", surface.width / 2, surface.height / 2); }
   for (const i of painted) { pen.fillStyle = "oklch(0.63 0.2 300 / 0.6)"; pen.fillRect((i % w) * wide, Math.floor(i / w) * high, wide, high); }
@@ -149,15 +156,39 @@ function open(pen, x, y, wide, high, i) {
   pen.fillRect(x, y, wide + 0.5, high + 0.5);
 }
 
-function under(event) {
+// Where a pointer is, in cells.
+function point(event) {
   const box = canvas().getBoundingClientRect(), [h, w] = cells();
-  const x = Math.floor((event.clientX - box.left) / box.width * w), y = Math.floor((event.clientY - box.top) / box.height * h);
-  return Math.max(0, Math.min(h - 1, y)) * w + Math.max(0, Math.min(w - 1, x));
+  return [(event.clientX - box.left) / box.width * w, (event.clientY - box.top) / box.height * h];
 }
 
-function paint(i) {
-  if (brush) painted.add(i); else painted.delete(i);
+function cellAt([x, y]) {
+  const [h, w] = cells();
+  return Math.max(0, Math.min(h - 1, Math.floor(y))) * w + Math.max(0, Math.min(w - 1, Math.floor(x)));
+}
+
+// Paint all that lies between the last point and this one: a fast pointer reports few of them.
+function stroke(to) {
+  const from = last ?? to, dabs = 1 + Math.ceil(2 * Math.hypot(to[0] - from[0], to[1] - from[1]));
+  for (let k = 1; k <= dabs; k++) dab(from.map((x, i) => x + (to[i] - x) * k / dabs), brush);
+  last = to;
   marks();
+}
+
+// The square of the brush around a point, painted or not.
+function dab([x, y], on) {
+  const [h, w] = cells(), size = Number($("brush").value), left = Math.round(x - size / 2), top = Math.round(y - size / 2);
+  for (let row = Math.max(0, top); row < Math.min(h, top + size); row++) {
+    for (let column = Math.max(0, left); column < Math.min(w, left + size); column++) {
+      if (on) painted.add(row * w + column); else painted.delete(row * w + column);
+    }
+  }
+}
+
+const finished = () => { const end = Number(replay.slider.max); return frames[end + 1] ?? frames[end]; };
+
+function save() {
+  make("a", { href: finished().src, download: "maskless.png" }).click();
 }
 
 function keys(event) {
@@ -167,7 +198,7 @@ function keys(event) {
     const next = cursor === null ? 0 : cursor + moves[event.key];
     if (next >= 0 && next < h * w) cursor = next;
   } else if (event.key === " " && cursor !== null) {
-    if (!painted.delete(cursor)) painted.add(cursor);
+    dab([cursor % w + 0.5, Math.floor(cursor / w) + 0.5], !painted.has(cursor));
     say(`row ${Math.floor(cursor / w) + 1}, column ${cursor % w + 1} ${painted.has(cursor) ? "painted" : "kept"}`);
   } else return;
   event.preventDefault();
@@ -178,6 +209,7 @@ function marks() {
   $("inpaint").disabled = running !== null || painted.size === 0;
   $("inpaint").classList.toggle("primary", painted.size > 0);
   $("unpaint").disabled = painted.size === 0;
+  $("save").disabled = running !== null || !frames.length;
   draw();
 }
 

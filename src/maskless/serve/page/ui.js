@@ -27,6 +27,13 @@ export function complain(error) {
 export const still = () => matchMedia("(prefers-reduced-motion: reduce)").matches;
 export const percent = (p) => p >= 0.0995 ? `${Math.round(100 * p)} %` : p >= 0.001 ? `${(100 * p).toFixed(1)} %` : "< 0.1 %";
 export const hue = (step, steps) => 285 - 235 * (steps > 1 ? step / (steps - 1) : 0);
+export const bandHue = (strand) => (255 + 137.5 * strand) % 360;  // neighbours are far apart on the wheel
+export const many = (n, what) => `${n} ${what}${n === 1 ? "" : "s"}`;
+export const rate = (count, seconds) => {
+  const speed = count / Math.max(seconds, 1e-6);
+  return speed >= 100 ? Math.round(speed).toLocaleString("en") : speed.toFixed(1);
+};
+export const stepsText = ({ steps, revision_steps: more }) => many(steps - more, "step") + (more ? ` + ${many(more, "revision step")}` : "");
 export const newSeed = () => Math.floor(Math.random() * 1e6);
 
 export function shows(id, format = String) {
@@ -57,24 +64,31 @@ export class Pacer {
 
 export const pace = (id, steps) => $(id).checked && !still() ? Math.min(140, 3000 / steps) : 0;
 
-// A slider over the steps of a run and a button that plays them; show(n) draws what was known after n steps.
+// A slider over the steps of a run and a button that plays them; show(n) draws what was known after n steps. The last
+// `revision` of them are named apart.
 export class Replay {
   constructor(slider, button, output, show) {
-    Object.assign(this, { slider, button, output, show, timer: 0 });
+    Object.assign(this, { slider, button, output, show, timer: 0, revision: 0, word: "step" });
     slider.addEventListener("input", () => { this.pause(); this.to(Number(slider.value)); });
     button.addEventListener("click", () => this.timer ? this.pause() : this.play());
   }
-  ready(steps) {
+  ready(steps, { revision = 0, word = "step", counting = false } = {}) {
     this.pause();
+    Object.assign(this, { revision, word, counting });  // counting: the end is not known yet
     this.slider.max = steps;
     this.slider.disabled = this.button.disabled = steps === 0;
     this.mark(steps);
   }
   mark(step) {
     this.slider.value = step;
-    const text = Number(this.slider.max) ? `step ${step} of ${this.slider.max}` : "no steps yet";
+    const text = this.said(step, Number(this.slider.max) - this.revision);
     this.output.textContent = text;
     this.slider.setAttribute("aria-valuetext", text);
+  }
+  said(step, first) {
+    if (!first) return "no steps yet";
+    if (this.counting) return `${this.word} ${step}`;
+    return step > first ? `revision step ${step - first} of ${this.revision}` : `${this.word} ${step} of ${first}`;
   }
   to(step) { this.mark(step); this.show(step); }
   play() {

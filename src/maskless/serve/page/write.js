@@ -1,49 +1,16 @@
 // Write: fill a text, replay how it came, and take its tokens in hand.
 
 import { post, stream } from "./api.js";
+import { asked, current, gapped, settings } from "./settings.js";
 import { TextView } from "./text_view.js";
-import { $, Pacer, Replay, complain, make, newSeed, pace, percent, say, seedOf } from "./ui.js";
+import { $, Pacer, Replay, complain, make, many, newSeed, pace, percent, rate, say, seedOf, stepsText } from "./ui.js";
 
-const GAP = /\[[0-9]+\]|_{3,}/g;
-let view, replay, running = null, opened = -1, models = [];
+let view, replay, running = null, opened = -1;
 
-export function settings() {
-  const top = Number($("top-p").value);
-  const order = $("order").value;
-  const revise = $("revise").disabled ? 0 : Number($("revise").value);
-  const pace = order === "strands" ? { strands: 2 ** Number($("strands").value) } : { steps: Number($("steps").value) };
-  return { ...pace, temperature: Number($("temperature").value), top_p: top < 1 ? top : null, order, revise, seed: seedOf("seed") };
-}
-
-// Revision needs a model that can go back, and an order that is known beforehand. Strands take the place of steps.
-function able() {
-  const strands = $("order").value === "strands";
-  $("revise").disabled = !current().any_order || $("order").value === "confidence";
-  $("strands-field").hidden = !strands;
-  $("steps-field").hidden = strands;
-}
-
-// The order that a model was trained on: one of chains writes in strands, any other decides in any order.
-function usual() {
-  $("order").value = /strands|left/.test(current().orders ?? "") ? "strands" : "random";
-  able();
-}
-
-// What the prompt asks for: a fill where it has blanks, else a continuation.
-export function asked(model) {
-  const text = $("prompt").value;
-  return text.match(GAP) ? ["/v1/fill", { text }] : ["/v1/generate", { prompt: text, length: Math.min(model.max_length, 256) }];
-}
-
-export function start(found) {
-  models = found;
+export function start() {
   view = new TextView($("text-view"));
   replay = new Replay($("scrub"), $("play"), $("scrub-at"), (step) => { shut(false); view.draw(step); });
-  $("order").addEventListener("change", able);
-  $("model").addEventListener("change", usual);
-  usual();
-  $("prompt").addEventListener("input", hint);
-  $("blank").addEventListener("click", blank);
+  $("prompt").addEventListener("input", labels);
   $("resample").addEventListener("click", resampleAll);
   $("regap").addEventListener("click", () => again(view.tokens, newSeed()));
   $("copy").addEventListener("click", async () => { await navigator.clipboard.writeText(view.text().trim()); say("Copied"); });
@@ -57,25 +24,6 @@ export function start(found) {
   document.addEventListener("pointerdown", (event) => {
     if (opened >= 0 && !$("menu").contains(event.target) && !$("text-view").contains(event.target)) shut(false);
   });
-  hint();
-}
-
-export function hint() {
-  const area = $("prompt");
-  area.style.height = "auto";
-  area.style.height = `${Math.min(area.scrollHeight + 2, 320)}px`;
-  const gaps = $("prompt").value.match(GAP) || [];
-  const count = gaps.reduce((sum, gap) => sum + (gap[0] === "_" ? gap.length : Number(gap.slice(1, -1))), 0);
-  $("hint").textContent = gaps.length
-    ? `${gaps.length} blank${gaps.length > 1 ? "s" : ""}, ${count} tokens. [8] is a blank of eight tokens, ___ one of three.`
-    : "No blank: the text is continued. Write [8] or ___ where tokens shall come.";
-}
-
-function blank() {
-  const area = $("prompt");
-  area.setRangeText("[8]", area.selectionStart, area.selectionEnd, "end");
-  area.focus();
-  hint();
 }
 
 export const busy = () => running !== null;
@@ -87,13 +35,10 @@ export async function fill() {
   await run(path, { ...body, ...settings(), model: model.id }, null);
 }
 
-const current = () => models.find((model) => model.id === $("model").value) || models[0];
-
 async function again(tokens, seed) {
-  const kept = { came: view.came, chances: view.chances, locked: view.locked };
   const how = { ...settings(), seed };
   if (tokens.filter((token) => token === null).length === 1) how.revise = 0;  // it saw all the others at once
-  await run("/v1/fill", { tokens, spaced: view.spaced.filter((i) => tokens[i] === null), ...how, model: current().id }, { ...kept, spaced: view.spaced });
+  await run("/v1/fill", { tokens, spaced: view.spaced.filter((i) => tokens[i] === null), ...how, model: current().id }, view.kept());
 }
 
 async function run(path, body, kept) {
@@ -102,29 +47,38 @@ async function run(path, body, kept) {
   complain(null);
   const control = running = new AbortController();
   labels();
-  const lead = view.lead;
-  const pacer = new Pacer(0);
+  const lead = view.lead, pacer = new Pacer(0);
   const landed = new Set();  // positions: one that lands again is still one token
   try {
     await stream(path, body, {
       start: (data) => {
-        view.open(kept ? { ...data, spaced: kept.spaced, lead } : data, kept);
-        replay.ready(data.steps);
+        const steps = data.draft ? Math.max(2, Math.ceil(data.unknown / 3)) : data.steps;  // of exact rounds: a guess
+        view.open({ ...data, steps, ...(kept ? { spaced: kept.spaced, lead } : {}) }, kept);
+        const shown = data.draft ? { word: "round", counting: true } : { revision: data.revision_steps };
+        replay.ready(data.draft ? data.unknown : data.steps, shown);
         replay.mark(0);
-        pacer.gap = pace("pace", data.steps);
-        say(`Filling ${data.unknown} tokens in ${data.steps} steps`);
+        $("legend-strands").hidden = !view.strands;
+        $("legend-refused").hidden = !data.draft;
+        pacer.gap = data.draft ? 3 * pace("pace", steps) : pace("pace", steps);
+        say(`Filling ${many(data.unknown, "token")}${data.draft ? "" : ` in ${stepsText(data)}`}`);
       },
       step: (data) => {
         for (const one of data.decided) landed.add(one.position);
-        facts(landed.size, data.seconds);
+        facts(landed.size, data.seconds, data.refused ? roundsText(landed.size, data.step + 1) : "");
         pacer.push(() => {
           for (const one of data.decided) view.land(one.position, one.token, one.text, one.probability, data.step);
+          if (data.refused) view.refuse(data.step, data.refused);
+          view.hold();
           replay.mark(data.step + 1);
         });
       },
       done: (data) => {
-        facts(landed.size, data.seconds, data.steps);
-        pacer.push(() => say(`Done: ${data.texts[0].text}`));
+        const rounds = 1 + Math.max(...data.texts[0].came);
+        facts(landed.size, data.seconds, body.exact ? roundsText(landed.size, rounds) : ` in ${stepsText(data)}`);
+        pacer.push(() => {
+          if (body.exact) { view.settle(rounds); replay.ready(rounds, { word: "round" }); }
+          say(`Done: ${data.texts[0].text}`);
+        });
       },
     }, control.signal);
     control.signal.addEventListener("abort", () => pacer.stop());
@@ -135,19 +89,19 @@ async function run(path, body, kept) {
     if (error.name === "AbortError") say("Stopped");
   } finally {
     if (running === control) running = null;
+    view.release();
     labels();
   }
 }
 
-function facts(count, seconds, steps) {
-  const speed = count / Math.max(seconds, 1e-6);
-  const rate = speed >= 100 ? Math.round(speed).toLocaleString("en") : speed.toFixed(1);
-  const many = (n, what) => `${n} ${what}${n === 1 ? "" : "s"}`;
-  $("facts").textContent = `${many(count, "token")}${steps ? ` in ${many(steps, "step")}` : ""}, ${seconds.toFixed(2)} s, ${rate} tokens/s`;
+const roundsText = (count, rounds) => ` in ${many(rounds, "round")}, ${(count / rounds).toFixed(1)} tokens per round`;
+
+function facts(count, seconds, how) {
+  $("facts").textContent = `${many(count, "token")}${how}, ${seconds.toFixed(2)} s, ${rate(count, seconds)} tokens/s`;
 }
 
 export function labels() {
-  $("go-label").textContent = running ? "Stop" : "Fill";
+  if (!$("write").hidden) $("go-label").textContent = running ? "Stop" : gapped() ? "Fill" : "Continue";
   const made = !running && view.tokens.some((_, i) => view.made(i));
   $("resample").disabled = !made;
   $("copy").disabled = !made;
@@ -185,10 +139,8 @@ function lock(i) {
 
 function erase(i) {
   if (running || view.tokens[i] === null) return;
-  view.tokens[i] = view.pieces[i] = null;
-  view.locked.delete(i);
+  view.erase(i);
   shut(false);
-  view.paint(i, false);
   view.focus(i);
   labels();
   say("Erased");
@@ -218,7 +170,7 @@ async function open(i) {
   $("menu-title").textContent = token === null ? "a blank" : view.pieces[i].trim() || "¶ end of text";
   const came = view.came[i];
   $("menu-facts").textContent = token === null ? "Not decided yet." : came < 0 ? "Given by you."
-    : `Landed in step ${came + 1} of ${view.steps} with a probability of ${percent(view.chances[i] ?? 0)}.`;
+    : `Landed in step ${came + 1} of ${view.totals[i]} with a probability of ${percent(view.chances[i] ?? 0)}.`;
   $("do-lock").replaceChildren(view.locked.has(i) ? "Unlock " : "Lock ", make("kbd", { textContent: "L" }));
   $("do-lock").disabled = !view.made(i);
   $("do-erase").disabled = token === null;
@@ -247,8 +199,8 @@ function list(alternatives, i) {
 }
 
 function choose(i, one) {
-  const step = view.came[i] >= 0 ? view.came[i] : view.steps - 1;
-  view.land(i, one.token, one.text, one.probability, view.came[i] === -1 ? -1 : step);
+  const step = view.came[i] ?? view.totals[i] - 1;
+  view.land(i, one.token, one.text, one.probability, step);
   if (view.came[i] >= 0) view.locked.add(i);
   view.paint(i, true);
   shut();
