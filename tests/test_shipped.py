@@ -176,30 +176,6 @@ def test_the_command_lists_what_there_is(run, command):
     assert (code, err) == (2, "error: unknown model 'large': expected one of those shipped (tiny)\n")
 
 
-@pytest.mark.parametrize(
-    ("line", "found"),
-    [
-        ("Quality: Gen-PPL 4.6 (steps=64, order=left)", ("Gen-PPL 4.6", {"steps": 64, "order": "left"})),
-        ("Quality: FID 12", ("FID 12", {})),
-        ("The quality: good", None),
-    ],
-)
-def test_a_card_says_how_good_its_samples_are_and_how_to_get_them(models, line, found):
-    (models / "tiny").mkdir()
-    (models / "tiny" / "config.json").write_text("{}")
-    assert shipped.quality("tiny") is None
-    (models / "tiny" / "CARD.md").write_text(f"# tiny\n\nWrites.\n\n{line}\n\nMore.\n")
-    expected = None if found is None else shipped.Quality(*found)
-    assert shipped.quality("tiny") == shipped.quality(models / "tiny") == expected
-
-
-@pytest.mark.parametrize(("how", "said"), [("stairs=3", "CARD.md: 'stairs'"), ("top_p=7", "top_p 7 is out of range")])
-def test_a_setting_that_is_none_is_named(models, how, said):
-    (models / "CARD.md").write_text(f"Quality: Gen-PPL 4 ({how})\n")
-    with pytest.raises(ValueError, match=said):
-        shipped.quality(models)
-
-
 def test_the_wheel_carries_every_file_of_a_shipped_model(run, models):
     """What `setuptools` is told to take from the package has all that a folder holds, a codec's files too."""
     ship.ship(run()[0], "tiny", words=WORDS)
@@ -228,9 +204,9 @@ def test_orders_and_defaults_are_shipped_too(tiny, run, models):
     folder, model = run("ordered")
     model.mixture = Mixture.parse("strands=80,random=20")
     model.save_pretrained(folder / "model")
-    ship.ship(folder, "chain", words=WORDS, defaults={"strands": 2, "top_p": 0.9})
+    ship.ship(folder, "chain", words=WORDS, defaults={"strands": 2, "top_p": 0.9}, quality="Gen-PPL 9")
     again = maskless.load("chain")
-    assert again.mixture == model.mixture
+    assert (again.mixture, again.quality) == (model.mixture, "Gen-PPL 9")
     assert again.defaults == {"strands": 2, "top_p": 0.9}
     with pytest.raises(ValueError, match="defaults"):
         ship.ship(folder, "chain", words=WORDS, defaults={"best": 1})

@@ -75,7 +75,7 @@ def condensed(model: Model) -> Model:
         state["condition.weight"] = torch.eye(width)
     state |= {name: torch.zeros_like(value) for name, value in smaller.state_dict().items() if name not in state}
     smaller.load_state_dict(state)
-    return Model(smaller, model.codec, model.layout, model.classes, model.mixture, model.defaults).eval()
+    return Model(smaller, model.codec, model.layout, model.classes, model.mixture, model.defaults, model.quality).eval()
 
 
 def borrow(folder: Path, name: str) -> None:
@@ -159,7 +159,13 @@ def written_card(old: str | None, name: str, rows: dict[str, Any], words: dict[s
 
 
 def ship(
-    run: Path, name: str, *, words: dict[str, str], limit: float = LIMIT, defaults: dict[str, Any] | None = None
+    run: Path,
+    name: str,
+    *,
+    words: dict[str, str],
+    limit: float = LIMIT,
+    defaults: dict[str, Any] | None = None,
+    quality: str | None = None,
 ) -> shipped.Shipped:
     """Put the model of a run among the shipped ones; a smaller copy of an older one stands there until it is whole."""
     if not NAME.fullmatch(name):
@@ -171,7 +177,7 @@ def ship(
     shutil.rmtree(aside, ignore_errors=True)
     try:
         model = api.load(run, device="cpu")
-        model.defaults = check_defaults(defaults or {})
+        model.defaults, model.quality = check_defaults(defaults or {}), quality
         condensed(model).save_pretrained(aside)
         for file in aside.rglob("*.safetensors"):
             halve(file)
@@ -199,10 +205,13 @@ def main(arguments: list[str] | None = None) -> None:
     parser.add_argument("--limits", default="Not measured.", help="what it cannot do; of a new card")
     parser.add_argument("--limit", type=float, default=LIMIT, help="MiB that it may have")
     parser.add_argument("--defaults", type=json.loads, help='choices that suit the model, as JSON: {"top_p": 0.9}')
+    parser.add_argument("--quality", help='how good its samples are with them, in a few words: "Gen-PPL 4.6"')
     given = parser.parse_args(arguments)
     words = {"about": given.about, "data": given.data, "limits": given.limits}
     try:
-        made = ship(given.run, given.name, words=words, limit=given.limit, defaults=given.defaults)
+        made = ship(
+            given.run, given.name, words=words, limit=given.limit, defaults=given.defaults, quality=given.quality
+        )
     except (ValueError, OSError) as error:
         parser.exit(2, f"error: {error}\n")
     print(f"{shipped.FOLDER / made.name}: {made.kind}, {made.parameters:,} parameters, {made.bytes / 2**20:.2f} MiB")

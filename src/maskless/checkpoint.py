@@ -48,7 +48,8 @@ class Model(nn.Module):
 
     layout: "packed" rows start anywhere, "wrapped" and "padded" ones with BOS, "image" ones are a BOS and a grid.
     classes: the names of the labels of an image model. mixture: the orders that a chain was trained on; None: it was
-    trained on something else. defaults: choices of `How` that suit the model where a user says nothing.
+    trained on something else. defaults: choices of `How` that suit the model where a user says nothing; quality: how
+    good its samples are with them, in a few words.
     """
 
     def __init__(
@@ -59,6 +60,7 @@ class Model(nn.Module):
         classes: Sequence[str] = (),
         mixture: Mixture | None = None,
         defaults: Mapping[str, Any] | None = None,
+        quality: str | None = None,
     ):
         super().__init__()
         self.network = network
@@ -66,7 +68,7 @@ class Model(nn.Module):
         self.layout = layout
         self.classes = tuple(classes)
         self.mixture = mixture
-        self.defaults = check_defaults(dict(defaults or {}))
+        self.defaults, self.quality = check_defaults(dict(defaults or {})), quality
 
     @property
     def config(self) -> Any:
@@ -161,6 +163,8 @@ class Model(nn.Module):
             config["orders"] = str(self.mixture)
         if self.defaults:
             config["defaults"] = self.defaults
+        if self.quality is not None:
+            config["quality"] = self.quality
         write_aside(folder / "config.json", lambda path: path.write_text(json.dumps(config, indent=2) + "\n"))
 
     @classmethod
@@ -248,11 +252,14 @@ def _read_network(folder: Path) -> tuple[nn.Module, dict[str, Any], Path | None]
         config = json.loads((folder / "config.json").read_text())
         kind, layout, classes = config["kind"], config["layout"], config.get("classes", [])
         mixture = Mixture.parse(config["orders"], image=layout == "image") if "orders" in config else None
-        defaults, lender = check_defaults(config.get("defaults", {})), config.get("tokenizer")
+        defaults, quality = check_defaults(config.get("defaults", {})), config.get("quality")
+        lender = config.get("tokenizer")
         make_config, make_network = NETWORKS[kind]
         sizes = make_config(**config["network"])
         if layout not in LAYOUTS or not (isinstance(classes, list) and all(isinstance(name, str) for name in classes)):
             raise TypeError(f"layout {layout!r}, classes {classes!r}")
+        if quality is not None and not (isinstance(quality, str) and quality.isprintable() and len(quality) <= 80):
+            raise TypeError(f"quality {quality!r}: expected a few words")
         if lender is not None and (lender := shipped.find(str(lender))) is None:
             raise ValueError(f"tokenizer {config['tokenizer']!r}: expected a shipped model")
     except FileNotFoundError:
@@ -260,7 +267,8 @@ def _read_network(folder: Path) -> tuple[nn.Module, dict[str, Any], Path | None]
     except (ValueError, KeyError, TypeError, RecursionError) as error:
         raise ValueError(f"{folder / 'config.json'} is not a maskless config: {error!r}") from None
     network = read_network(folder / "model.safetensors", make_network, sizes, kind="model")
-    return network, {"layout": layout, "classes": classes, "mixture": mixture, "defaults": defaults}, lender
+    about = {"layout": layout, "classes": classes, "mixture": mixture, "defaults": defaults, "quality": quality}
+    return network, about, lender
 
 
 def _download(name: str) -> Path:

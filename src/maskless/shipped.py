@@ -4,19 +4,15 @@ from __future__ import annotations
 
 import difflib
 import json
-import re
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass
 from math import prod
 from pathlib import Path
 from typing import Any
 
 from safetensors import safe_open
 
-from maskless.how import How
-
 FOLDER = Path(__file__).parent / "models"
 CARD = "CARD.md"
-QUALITY = re.compile(r"^Quality: (?P<figure>[^(\n]+?) *(?:\((?P<how>[^)\n]*)\))?$", re.MULTILINE)
 
 
 @dataclass(frozen=True)
@@ -28,14 +24,6 @@ class Shipped:
     parameters: int  # a codec's included
     bytes: int  # on disk
     about: str  # the first sentence of its card
-
-
-@dataclass(frozen=True)
-class Quality:
-    """How good a model's samples are at its best, in words, and how to sample them so: fields of `How`."""
-
-    figure: str
-    how: dict[str, Any] = field(default_factory=dict)
 
 
 def names() -> list[str]:
@@ -62,35 +50,6 @@ def card(name: str) -> str:
         raise ValueError(f"unknown model {name!r}: expected one of those shipped ({known})")
     path = folder / CARD
     return path.read_text(encoding="utf-8") if path.is_file() else ""
-
-
-def quality(source: str | Path) -> Quality | None:
-    """What the card of a model says: a line such as "Quality: Gen-PPL 4.6 (steps=64, top_p=0.9)"; None without one.
-
-    source: the name of a shipped model, or a model or run folder.
-    """
-    folder = find(str(source)) or Path(source)
-    card = next((path for path in (folder / CARD, folder / "model" / CARD) if path.is_file()), None)
-    found = None if card is None else QUALITY.search(card.read_text(encoding="utf-8"))
-    if found is None:
-        return None
-    pairs = [pair.partition("=") for pair in (found["how"] or "").split(",") if pair.strip()]
-    how = {name.strip(): _value(value.strip()) for name, _, value in pairs}
-    known = {one.name for one in fields(How)}
-    if wrong := sorted(how.keys() - known):
-        raise ValueError(
-            f"{card}: {wrong[0]!r} in the line of the quality: expected some of {', '.join(sorted(known))}"
-        )
-    How(**how)
-    return Quality(found["figure"], how)
-
-
-def _value(text: str) -> Any:
-    """A number or a truth as JSON has it, else a name."""
-    try:
-        return json.loads(text)
-    except json.JSONDecodeError:
-        return text
 
 
 def describe(name: str) -> Shipped:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import copy
 import http.client
 import json
 import os
@@ -33,7 +34,6 @@ from maskless.serve.connection import config_of  # noqa: E402
 from maskless.serve.fair_share import FairShare  # noqa: E402
 from maskless.serve.host import Host, Limits  # noqa: E402
 from maskless.serve.web import build  # noqa: E402
-from maskless.shipped import Quality  # noqa: E402
 
 LIMITS = Limits(length=48, steps=64, rows=8, batch=16, queue=64, seconds=20, body=1 << 16)
 CLASSES = ("cat", "dog", "ship")
@@ -173,9 +173,11 @@ def server(models: dict[str, Model]) -> Iterator[Server]:
 def chained(keeping: dict[str, Model], models: dict[str, Model]) -> Iterator[Server]:
     """A model of chains, an MDLM and a left-to-right model; two of them say how good they are."""
     share = FairShare()
-    best = {"chain": Quality("Gen-PPL 4.6", {"strands": 4}), "mdlm": Quality("Gen-PPL 9.8", {"steps": 6, "revise": 2})}
     named = {"chain": keeping["chain"], "mdlm": models["mdlm"], "causal": keeping["causal"]}
-    hosts = [Host(name, model, LIMITS, share, quality=best.get(name)) for name, model in named.items()]
+    named = {name: copy.copy(model) for name, model in named.items()}
+    named["chain"].defaults, named["chain"].quality = {"strands": 4}, "Gen-PPL 4.6"
+    named["mdlm"].defaults, named["mdlm"].quality = {"steps": 6, "revise": 2}, "Gen-PPL 9.8"
+    hosts = [Host(name, model, LIMITS, share) for name, model in named.items()]
     with running(hosts, LIMITS) as started:
         yield started
 

@@ -225,11 +225,11 @@ def test_revision_steps_are_told_apart(server):
     assert (answer["steps"], answer["revision_steps"]) == (16, 6)
 
 
-def test_a_model_says_how_good_it_is_where_its_card_does(chained):
+def test_a_model_says_how_good_it_is_and_with_what(chained):
     chain, mdlm, causal = chained.get("/v1/models").json["data"]
-    assert (chain["quality"], chain["best"]) == ("Gen-PPL 4.6", {"strands": 4})
+    assert (chain["quality"], chain["defaults"]) == ("Gen-PPL 4.6", {"strands": 4})
     assert (chain["exact"], mdlm["exact"], causal["exact"]) == (True, False, False)
-    assert "quality" not in causal
+    assert (causal["quality"], causal["defaults"]) == (None, {})
 
 
 def test_health_models_and_the_schema(server):

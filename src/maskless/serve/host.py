@@ -20,7 +20,6 @@ from maskless.nn.causal import CausalTransformer
 from maskless.nn.partition import chains
 from maskless.serve.batcher import Batcher
 from maskless.serve.fair_share import FairShare
-from maskless.shipped import Quality
 
 FILES = 256  # descriptors that connections leave free: for files, and for what is accepted before it is refused
 NAMES = {"partition": "PGM", "masked": "MDLM", "causal": "AR", "maskgit": "MaskGIT"}
@@ -70,10 +69,8 @@ class Host:
         model: Model,
         limits: Limits,
         share: FairShare | None = None,
-        *,
-        quality: Quality | None = None,
     ):
-        self.name, self.model, self.limits, self.quality = name, model.eval(), limits, quality
+        self.name, self.model, self.limits = name, model.eval(), limits
         if model.codec is None:
             raise ValueError(f"the model {name} brings no tokenizer or codec: convert it with one first")
         backend = slots_of(model.network, int(model.config.length))
@@ -126,6 +123,7 @@ class Host:
             "parameters": sum(p.numel() for p in self.model.network.parameters()),
             "max_steps": self.limits.steps,
             "defaults": self.model.defaults,
+            "quality": self.model.quality,
         }
         if self.pictures:
             h, w = grid_of(self.model)
@@ -135,8 +133,6 @@ class Host:
             about |= {"max_length": self.length, "max_texts": self.limits.rows, "any_order": not self.causal}
             about |= {"orders": None if self.model.mixture is None else str(self.model.mixture)}
             about |= {"exact": chains(self.model.network)}
-        if self.quality is not None:
-            about |= {"quality": self.quality.figure, "best": self.quality.how}
         return about
 
     def piece(self, token: int) -> str:

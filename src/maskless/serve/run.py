@@ -8,7 +8,7 @@ import socket
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from maskless import api, shipped
+from maskless import api
 from maskless.serve.fair_share import FairShare
 from maskless.serve.guard import LOOPBACK
 from maskless.serve.host import Host, Limits, name_of
@@ -40,8 +40,7 @@ def load(sources: list[str], limits: Limits, *, device: str | None = None) -> li
     share = FairShare()
     for source in sources:
         name = name_of(source, {host.name for host in hosts})
-        model = api.load(source, device=device)
-        hosts.append(Host(name, model, limits, share, quality=shipped.quality(source)))
+        hosts.append(Host(name, api.load(source, device=device), limits, share))
     return hosts
 
 

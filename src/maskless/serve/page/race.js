@@ -1,4 +1,4 @@
-// Race: two or three models, one text, the same moment, each with the figure of quality that its card has.
+// Race: two or three models, one text, the same moment, each with a figure of its quality.
 
 import { stream } from "./api.js";
 import { asked, continued, gapped, settingsFor } from "./settings.js";
@@ -27,18 +27,19 @@ class Lane {
     this.view = new TextView(text);
     this.view.clear("at the start");
   }
-  get best() { return $("best").checked && this.model.best; }
-  // The figure holds for the settings that the card names, so it is shown with them only.
+  get own() { return Object.keys(this.model.defaults).length > 0; }
+  get best() { return $("best").checked && this.own; }
+  // The figure holds for the model's own settings, so it is shown with them only.
   able() {
     this.quality.hidden = !this.best || !this.model.quality;
-    this.how.textContent = this.best ? said(this.model.best) : this.model.any_order ? "the settings of this page" : "left to right, the settings of this page";
+    this.how.textContent = this.best ? said(this.model.defaults) : this.model.any_order ? "the settings of this page" : "left to right, the settings of this page";
   }
   async run(path, body, signal) {
-    Object.assign(this, { landed: new Set(), seconds: 0, rows: 0 });
+    Object.assign(this, { landed: new Set(), seconds: 0, rows: 0, exact: false });
     this.element.classList.remove("won");
-    const how = this.best ? { ...this.model.best, seed: seedOf("seed") } : settingsFor(this.model);
+    const how = this.best ? { seed: seedOf("seed") } : settingsFor(this.model); // what is not said is the model's own
     await stream(path, { ...body, ...how, model: this.model.id }, {
-      start: (data) => { Object.assign(this, { total: data.unknown * data.texts, steps: data.steps, stride: data.tokens.length }); this.view.open(data); },
+      start: (data) => { Object.assign(this, { total: data.unknown * data.texts, steps: data.steps, stride: data.tokens.length, exact: data.draft !== null }); this.view.open(data); },
       step: (data) => {
         for (const one of data.decided) {
           this.landed.add(one.row * this.stride + one.position);
@@ -46,9 +47,9 @@ class Lane {
         }
         this.view.hold();
         this.seconds = data.seconds;
-        this.show(how.exact ? this.landed.size / this.total : (data.step + 1) / this.steps, "");
+        this.show(this.exact ? this.landed.size / this.total : (data.step + 1) / this.steps, "");
       },
-      done: (data) => { this.view.release(); this.seconds = data.seconds; this.show(1, `, ${how.exact ? many(1 + Math.max(...data.texts[0].came), "round") : stepsText(data)}`); },
+      done: (data) => { this.view.release(); this.seconds = data.seconds; this.show(1, `, ${this.exact ? many(1 + Math.max(...data.texts[0].came), "round") : stepsText(data)}`); },
     }, signal);
   }
   show(part, how) {
@@ -72,7 +73,7 @@ export function start(models) {
   lanes = racers(models).map((model) => new Lane(model));
   $("lanes").replaceChildren(...lanes.map((lane) => lane.element));
   $("lanes").classList.toggle("three", lanes.length > 2);
-  const known = lanes.some((lane) => lane.model.best);
+  const known = lanes.some((lane) => lane.own);
   $("best").checked = known;
   $("best").disabled = !known;
   $("best").addEventListener("change", able);
@@ -84,7 +85,7 @@ const leftOnly = () => lanes.some((lane) => !lane.model.any_order);
 export function able() {
   $("controls").classList.toggle("fixed", !$("race").hidden && lanes.every((lane) => lane.best));
   for (const lane of lanes) lane.able();
-  const same = $("best").checked ? "the same text and seed at the same moment, each with the settings that its card names" : "the same text, settings and seed at the same moment";
+  const same = $("best").checked ? "the same text and seed at the same moment, each with its own best settings" : "the same text, settings and seed at the same moment";
   const cut = leftOnly() && gapped() ? " A left-to-right model cannot fill blanks: all continue the text before the first one." : "";
   $("race-note").textContent = `All get ${same}.${cut}`;
 }
