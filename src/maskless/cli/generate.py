@@ -25,7 +25,8 @@ TEXT: Options = {
 }
 PICTURES: Options = {
     "label": Option(list[str], "Pictures: a class, by name or number; repeat it."),
-    "out": Option(Path, "Pictures: the PNG to write, or a folder for a PNG of each."),
+    "out": Option(Path, "Pictures: the PNG to write, of several a sheet; or a folder for a PNG of each."),
+    "sheet": Option(bool, "Pictures: a sheet with a caption of a single one, too.", "--sheet"),
     "gif": Option(Path, "Pictures: a GIF of how they came."),
     "heat": Option(Path, "Pictures: a PNG of when each cell was decided."),
 }

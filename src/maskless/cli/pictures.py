@@ -73,10 +73,16 @@ def draw(
     out: Path | None = None,
     gif: Path | None = None,
     heat: Path | None = None,
+    sheet: bool = False,
     **how: Any,
 ) -> None:
-    """Draw n pictures, of labels in turn, into a PNG or one by one into a folder, and how they came."""
+    """Draw n pictures, of labels in turn, into a PNG or one by one into a folder, and how they came.
+
+    sheet: whether a single one gets a margin and its caption too, as several on a PNG do.
+    """
     each = out is not None and (out.is_dir() or not (out.suffix or out.exists()))
+    if each and sheet:
+        raise ValueError(f"--sheet goes into a file: expected --out FILE.png, {out} is a folder")
     to = check_files(out, folder=each, heat=heat, gif=gif)
     _check_noise(**how)
     names = _in_turn([_class(model, name) for name in label], n) if label else None
@@ -89,6 +95,8 @@ def draw(
     titles = [one.label or "" for one in drawn] if model.classes else None
     if each:
         write_each(drawn, to)
+    elif len(drawn) == 1 and not sheet:
+        write_aside(to, partial(drawn[0].image.save, format="png"))
     else:
         pictures.grid(pixels, to, labels=titles)
     if gif is not None:
@@ -96,7 +104,7 @@ def draw(
     if heat is not None:
         steps = torch.stack([one.steps for one in drawn]).flatten(1)
         pictures.order_heatmap(steps, heat, shape=grid_of(model), images=pixels, labels=titles)
-    say(f"{to}: {len(drawn)} pictures")
+    say(f"{to}: {len(drawn)} picture{'s' * (len(drawn) > 1)}")
 
 
 def _film(model: Model, drawn: list[Picture], to: Path, titles: list[str] | None) -> None:
@@ -126,6 +134,8 @@ def fill(
     to = check_files(out, compare=compare)
     _check_noise(**how)
     pixels = _read(picture)
+    if pictures.is_sheet(picture):
+        raise ValueError(f"{picture} is a sheet of images with captions: expected the file of a single image")
     keep = _kept(known, box, pixels.shape[:2])
     size, name = side_of(model), None if label is None else _class(model, label)
     square = fit(pixels, size, channels=codec_of(model).channels)
