@@ -27,7 +27,7 @@ HOW: Options = {  # fields of `DistillConfig`
 OF_THE_MODEL = ("model", "objective", "orders", "weights", "initial", "label_dropout")  # settled by the teacher
 ROUND: Options = {name: option for name, option in TRAINING.items() if name not in OF_THE_MODEL} | {
     "steps": Option(int, "Training steps. Default: 10,000.", "--steps-per-round"),
-    "minutes": Option(float, "Time budget.", "--minutes-per-round"),
+    "minutes": Option(float, "Time budget: wall time of a round.", "--minutes-per-round"),
     "batch": Option(int, "Global batch size. Default: 128."),
     "learning_rate": Option(float, "Learning rate. Default: 3e-4.", "--lr"),
     "warmup": Option(int, "Warm-up steps, in each round."),
@@ -64,11 +64,16 @@ def distill(
     from maskless.train.setup import run_folder
 
     again = resume and goes_on(to, distill_run.CONFIG, model or data, "MODEL and --data")
-    make = distill_run.resumed if again else distill_run.begin
-    with run_folder(to):
-        asked = distill_run.DistillRequest(source=model, data=data, tokenizer=tokenizer, how=how, train=training)
-        config = make(to, asked)
-        done = distill_run.distill(to, config, show.err)
+    asked = distill_run.DistillRequest(source=model, data=data, tokenizer=tokenizer, how=how, train=training)
+    done = distill_run.finished(to, distill_run.resumed(to, asked)) if again else None
+    if done is None:
+        with run_folder(to):
+            config = (distill_run.resumed if again else distill_run.begin)(to, asked)
+            done = distill_run.distill(to, config, show.err)
+    elif not as_json and processes().is_main_process:
+        more = shlex.join(["maskless", "distill", "--out", str(to), "--resume", "--rounds", str(len(done) + 1)])
+        say(f"{to} is finished, after {len(done)} rounds; go on with more of them: {more}")
+        return
     if not processes().is_main_process:
         return
     if as_json:

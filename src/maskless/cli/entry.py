@@ -9,6 +9,7 @@ import re
 import shlex
 import sys
 import threading
+import time
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -28,8 +29,13 @@ LESS = {  # what takes less memory
 }
 
 
+begun: float | None = None  # when the command did
+
+
 def main() -> None:
     """Run a command; a user's mistake is one line on stderr and exit code 2."""
+    global begun
+    begun = time.monotonic()
     threading.excepthook = _thread_failed
     if isinstance(sys.stdout, io.TextIOWrapper):  # the name of a file need not be UTF-8
         sys.stdout.reconfigure(errors="backslashreplace" if sys.stdout.isatty() else "surrogateescape")

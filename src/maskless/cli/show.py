@@ -13,6 +13,7 @@ from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Table
 from rich.text import Text
 
+from maskless.cli import entry
 from maskless.terminal import Screen, say
 from maskless.train.report import or_unknown
 
@@ -53,7 +54,7 @@ def training(folder: Path, config: RunConfig) -> None:
 
     from maskless.train.run import run
 
-    summary = run(folder, config, err)
+    summary = run(folder, config, err, begun=entry.begun)
     if not PartialState().is_main_process:
         return
     measured = summary.likelihood

@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import shlex
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from maskless.cli import show
 from maskless.cli.options import Given, Option, Options, with_tables
+from maskless.terminal import say
+
+if TYPE_CHECKING:
+    from maskless.train.config import Settings
 
 EVERY = Option(int, "Steps; 0: at the end only. Default: 1,000, and a tenth of the run.")
 TRAINING: Options = {  # the fields of `TrainConfig`
@@ -17,12 +22,12 @@ TRAINING: Options = {  # the fields of `TrainConfig`
     "orders": Option(str, "Chain: shares of orders (also left). Default: random=25,strands=50,gaps=25."),
     "weights": Option(str, "Loss weighting: bounded (default), released, exact; pictures: arccos."),
     "steps": Option(int, "Training steps. Default: as many as suit the text."),
-    "minutes": Option(float, "Time budget."),
+    "minutes": Option(float, "Time budget: wall time of the command, from its start to its end."),
     "batch": Option(int, "Global batch size: sequences of a step, over all processes."),
     "accumulate": Option(int, "Gradient accumulation steps."),
     "learning_rate": Option(float, "Learning rate. Default: 1e-3 on CUDA, else 2e-3.", "--lr"),
     "initial": Option(str, "Initialisation: open (default) or released."),
-    "warmup": Option(int, "Warm-up steps. Default: a twentieth of the run; 100 with --minutes."),
+    "warmup": Option(int, "Warm-up steps. Default: a twentieth of the run."),
     "decay": Option(str, "Learning-rate schedule: constant or cosine."),
     "clip": Option(float, "Gradient clipping norm. Default: 1."),
     "ema": Option(float, "EMA decay."),
@@ -84,8 +89,25 @@ def train(
         network, training = known.network | network, known.train | training
     request = Request(network=network, train=training, **data)
     again = resume and goes_on(to, "run.json", {"text", "data"} & data.keys(), "--text or --data")
+    if again and is_finished("train", to, resumed(to, request).train, "model"):
+        return
     with run_folder(to):
         show.training(to, resumed(to, request) if again else configure(to, request, show.preparing))
+
+
+def is_finished(command: str, folder: Path, settings: Settings, model: str) -> bool:
+    """Whether nothing is left to do in a run, which is said together with the command that continues it."""
+    from maskless.train.folder import finished
+    from maskless.train.processes import processes
+
+    step = finished(folder, settings, model)
+    if step is None:
+        return False
+    later = f"--steps {2 * step}" if step == settings.steps else f"--minutes {2 * (settings.minutes or 1):g}"
+    again = f"maskless {command} --out {shlex.quote(str(folder))} --resume {later}"
+    if processes().is_main_process:
+        say(f"{folder} is finished, at step {step:,}; train on with a later end: {again}")
+    return True
 
 
 def goes_on(folder: Path, config: str, begins: Any, needs: str) -> bool:

@@ -119,9 +119,17 @@ class CodecRun(RunFolder[CodecQuality]):
 
     takes = "images"
 
-    def __init__(self, folder: Path, config: CodecConfig, images: np.ndarray, held_out: np.ndarray):
+    def __init__(
+        self,
+        folder: Path,
+        config: CodecConfig,
+        images: np.ndarray,
+        held_out: np.ndarray,
+        *,
+        begun: float | None = None,
+    ):
         """images: (N, H, W, C) uint8; held_out: (N,) bool, those to test on; where there are none, on the others."""
-        super().__init__(folder, config)
+        super().__init__(folder, config, begun=begun)
         self.images, self.held_out, trained = images, bool(held_out.any()), np.flatnonzero(~held_out)
         tested = np.flatnonzero(held_out) if self.held_out else trained
         self.tested = tested[evenly(len(tested), MOST_TESTED)]  # a folder is sorted by class
@@ -154,7 +162,7 @@ class CodecRun(RunFolder[CodecQuality]):
     def evaluate(self, step: int) -> CodecQuality:
         """PSNR of the averaged weights on images that were held out, and a picture of some of them."""
         decibels, differences, batch = [], [], self.settings.batch
-        with self.looking():
+        with self.looking("evaluate"):
             for first in range(0, len(self.tested), batch):
                 images, out = self._rebuilt(self.tested[first : first + batch])
                 decibels.append(psnr(out, images))
@@ -186,11 +194,11 @@ class CodecRun(RunFolder[CodecQuality]):
         return self.evaluate(step)
 
 
-def train_codec(folder: Path, config: CodecConfig, console: Console) -> CodecSummary:
+def train_codec(folder: Path, config: CodecConfig, console: Console, *, begun: float | None = None) -> CodecSummary:
     """Train from the newest state in the folder, or from the start, to the end, showing progress."""
     images, held_out = read_pictures(config, console)
     _check_pictures(folder, images)
-    run = CodecRun(folder, config, images, held_out)
+    run = CodecRun(folder, config, images, held_out, begun=begun)
     size = sum(p.numel() for p in run.trainer.codec.parameters()) / 1e6
     opening = (
         f"[bold]codec[/]: {size:.1f} M parameters, {len(images):,} images of {images.shape[1]} x {images.shape[2]}, "

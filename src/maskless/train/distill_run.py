@@ -187,6 +187,12 @@ def resumed(folder: Path, request: DistillRequest) -> DistillConfig:
     return dataclasses.replace(config, data=place, train=settings, rounds=request.how.get("rounds", config.rounds))
 
 
+def finished(folder: Path, config: DistillConfig) -> list[RoundSummary] | None:
+    """The rounds of a distillation that has all of them; None: something is left to do."""
+    done = _results(folder)
+    return done if len(done) >= config.rounds and (folder / "model" / "config.json").is_file() else None
+
+
 def distill(folder: Path, config: DistillConfig, console: Console) -> list[RoundSummary]:
     """Go through the rounds that are not done yet, showing progress. The newest student is also in model/."""
     done = _results(folder)
@@ -240,7 +246,7 @@ def _settings(kind: str, pictures: bool, given: dict[str, Any]) -> TrainConfig:
         "steps": 10_000_000 if given.get("minutes") and "steps" not in given else steps,
         "batch": 128,
         "learning_rate": 3e-4,
-        "warmup": 100 if given.get("minutes") else min(2_500, max(10, steps // 20)),
+        "warmup": None if given.get("minutes") else min(2_500, max(10, steps // 20)),
         "sample_every": None,
     }
     if pictures and kind == "partition":

@@ -103,7 +103,7 @@ def _settings(request: Request, sizes: Sizes) -> TrainConfig:
         "steps": steps,
         "batch": sizes.batch,
         "learning_rate": sizes.learning_rate,
-        "warmup": 100 if request.train.get("minutes") else min(2_500, max(10, steps // 20)),
+        "warmup": None if request.train.get("minutes") else min(2_500, max(10, steps // 20)),
         "decay": "cosine",
         "sample_every": None,
     }

@@ -25,17 +25,26 @@ def save(folder: Path, state: dict[str, Any], keep: int) -> None:
         old.unlink()
 
 
-def load(folder: Path, restore: Callable[[dict[str, Any]], None]) -> tuple[int, float]:
-    """Let `restore` put the newest state in place; its step and the seconds spent, or zeros where there is none."""
+def load(folder: Path, restore: Callable[[dict[str, Any]], None]) -> tuple[int, float, float]:
+    """Let `restore` put the newest state in place; its step, the seconds of training and those in all, or zeros."""
     states = saved(folder)
     if not states:
-        return 0, 0.0
+        return 0, 0.0, 0.0
     try:
         state: dict[str, Any] = torch.load(states[-1], map_location="cpu", weights_only=True)
         restore(state)
-        return state["step"], state["seconds"]
+        return state["step"], state["seconds"], state.get("wall_seconds", state["seconds"])
     except UNREADABLE as error:
         raise unreadable(states, error) from None
+
+
+def reached(folder: Path) -> tuple[int, float]:
+    """The step of the newest state and the wall time until then, in seconds, without reading its tensors; or zeros."""
+    try:
+        state = torch.load(saved(folder)[-1], map_location="cpu", weights_only=True, mmap=True)
+        return state["step"], state.get("wall_seconds", state["seconds"])
+    except (IndexError, *UNREADABLE):  # whoever restores it will say what is wrong
+        return 0, 0.0
 
 
 def saved(folder: Path) -> list[Path]:
