@@ -33,11 +33,20 @@ SECONDS = 6.0  # how long a text takes to appear on a terminal at least, so that
 
 
 def show(
-    console: Console, *, model: str, rival: str, drawing: str, prompt: str, text: str, picture: Path, seed: int
+    console: Console,
+    *,
+    model: str,
+    rival: str,
+    drawing: str,
+    prompt: str,
+    text: str,
+    picture: Path,
+    seed: int,
+    device: str | None = None,
 ) -> None:
     """Show what each model does; one that is not there is passed over with a line that says so."""
     console.rule("[bold]maskless[/]: generation in any order, without a mask token")
-    writer, twin, painter = (_found(name, console) for name in (model, rival, drawing))
+    writer, twin, painter = (_found(name, device, console) for name in (model, rival, drawing))
     if writer is None and painter is None:
         raise ValueError(f"nothing to show: neither {model!r} nor {drawing!r} is there; name a model of yours")
     if writer is not None:
@@ -54,9 +63,9 @@ def show(
         console.print(line, highlight=False, markup=False, soft_wrap=True)
 
 
-def _found(name: str, console: Console) -> Model | None:
+def _found(name: str, device: str | None, console: Console) -> Model | None:
     try:
-        return api.load(name)
+        return api.load(name, device=device)
     except ValueError as error:
         console.print(f"passed over: {error}", style="dim", highlight=False, soft_wrap=True, markup=False)
         return None

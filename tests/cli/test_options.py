@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import dataclasses
 import inspect
+import os
+import re
 import subprocess
 import sys
 from typing import Annotated, Any, get_args, get_type_hints
@@ -69,6 +71,34 @@ def test_every_field_is_an_option_and_every_option_a_field(commands, table: Opti
         options = {one.name: one.opts for one in command.params}
         for name, option in table.items():
             assert options[name][0] == (option.name or f"--{name.replace('_', '-')}")
+
+
+COMPUTING = {*COMMANDS} - {"convert", "models", "bench"}
+
+
+def test_every_command_that_computes_takes_the_same_device():
+    computing = {name: COMMANDS[name] for name in COMPUTING} | BENCH
+    found = {name: [one for one in command.params if one.name == "device"] for name, command in computing.items()}
+    assert [name for name, options in found.items() if len(options) != 1] == []
+    assert len({(*options[0].opts, options[0].help) for options in found.values()}) == 1
+
+
+@pytest.mark.parametrize("words", ["generate stories", "train --text a --out b", "fid a b", "serve", "bench sample"])
+def test_a_device_that_is_not_here_is_one_line_before_anything_is_read(words, command):
+    for device in ("gpu", "cuda:99"):
+        ended = command(*words.split(), "--device", device)
+        assert (ended.code, ended.out) == (2, "")
+        assert re.fullmatch(f"error: device '{device}' cannot be used: expected cpu; .*cuda.*\n", ended.err, re.I)
+
+
+def test_what_finds_a_device_by_itself_finds_the_one_that_was_chosen(command, monkeypatch):
+    found = []
+    monkeypatch.setattr("maskless.train_demo.show", lambda *_, **__: found.append(os.environ["ACCELERATE_USE_CPU"]))
+    monkeypatch.setenv("ACCELERATE_USE_CPU", "false")
+    assert command("train-demo", "--device", "cpu").code == 0
+    monkeypatch.setenv("MASKLESS_DEVICE", "abacus")
+    assert command("train-demo").code == 2
+    assert found == ["true"]
 
 
 def test_every_option_has_a_help_text():

@@ -10,7 +10,7 @@ from typing import Annotated
 import typer
 
 from maskless.cli import entry, show
-from maskless.cli.options import JSON, Given, Option, Options, with_tables
+from maskless.cli.options import DEVICE, JSON, Given, Option, Options, with_tables
 from maskless.cli.train import RESUME, TRAINING, goes_on, is_finished
 from maskless.files import json_text
 from maskless.terminal import say
@@ -49,6 +49,7 @@ def train_codec(
     resume: RESUME = False,
     sizes: Annotated[Given, SIZES],
     training: Annotated[Given, CODEC_TRAINING],
+    device: DEVICE = None,
     as_json: JSON = False,
 ) -> None:
     """Train an image tokenizer on your own images.

@@ -11,7 +11,7 @@ import typer
 from rich.table import Table
 
 from maskless.cli import show
-from maskless.cli.options import JSON, TOKENIZER, Given, Option, Options, with_tables
+from maskless.cli.options import DEVICE, JSON, TOKENIZER, Given, Option, Options, with_tables
 from maskless.cli.train import RESUME, TRAINING, goes_on
 from maskless.files import json_text
 from maskless.terminal import say
@@ -50,6 +50,7 @@ def distill(
     how: Annotated[Given, HOW],
     training: Annotated[Given, ROUND],
     tokenizer: TOKENIZER = None,
+    device: DEVICE = None,
     as_json: JSON = False,
 ) -> None:
     """Teach a model to do in one step what it does in two, round after round.

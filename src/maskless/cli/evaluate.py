@@ -10,7 +10,7 @@ import typer
 from maskless.cli import show
 from maskless.cli.checks import check_places, flag, refuse
 from maskless.cli.generate import HOW
-from maskless.cli.options import JSON, MODEL, TOKENIZER, Given, Option, Options, with_tables
+from maskless.cli.options import DEVICE, JSON, MODEL, TOKENIZER, Given, Option, Options, with_tables
 from maskless.files import json_text
 
 FEATURES: Options = {
@@ -73,6 +73,7 @@ def evaluate(
     of_pictures: Annotated[Given, PICTURES],
     seed: Annotated[int, typer.Option(help="The same seed gives the same figures.")] = 0,
     tokenizer: TOKENIZER = None,
+    device: DEVICE = None,
     as_json: JSON = False,
 ) -> None:
     """Measure a model. Text: the validation bound, our estimator and the paper's, with standard errors.
@@ -122,6 +123,7 @@ def fid(
         int | None, typer.Option(help="Cut to squares of so many pixels. Default: as the first is.")
     ] = None,
     kept: Annotated[Given, REAL],
+    device: DEVICE = None,
     as_json: JSON = False,
 ) -> None:
     """Compare two sets of pictures: FID, precision and recall, the Inception Score of the second; no model is needed.

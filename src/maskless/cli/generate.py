@@ -10,7 +10,7 @@ import typer
 
 from maskless.cli import show
 from maskless.cli.checks import refuse
-from maskless.cli.options import JSON, MODEL, TOKENIZER, Given, Option, Options, options_of, with_tables
+from maskless.cli.options import DEVICE, JSON, MODEL, TOKENIZER, Given, Option, Options, options_of, with_tables
 from maskless.how import How
 from maskless.terminal import say
 
@@ -49,6 +49,7 @@ def generate(
     how: Annotated[Given, HOW],
     of_pictures: Annotated[Given, PICTURES],
     tokenizer: TOKENIZER = None,
+    device: DEVICE = None,
     as_json: JSON = False,
 ) -> None:
     """Write texts to stdout, or pictures to a file.
@@ -59,7 +60,7 @@ def generate(
     """
     from maskless import api
 
-    loaded = api.load(model, tokenizer=tokenizer)
+    loaded = api.load(model, tokenizer=tokenizer, device=device)
     _check_kind(loaded, text, of_pictures, as_json)
     if n is None and "label" not in of_pictures:
         n = 4
@@ -91,6 +92,7 @@ def fill(
     how: Annotated[Given, HOW],
     of_pictures: Annotated[Given, PICTURE],
     tokenizer: TOKENIZER = None,
+    device: DEVICE = None,
     as_json: JSON = False,
 ) -> None:
     """Fill the gaps of a text, any number of them, in any order, onto stdout; or draw a part of a picture again.
@@ -101,7 +103,7 @@ def fill(
     """
     from maskless import api
 
-    loaded = api.load(model, tokenizer=tokenizer)
+    loaded = api.load(model, tokenizer=tokenizer, device=device)
     _check_kind(loaded, {} if n is None else {"n": n}, of_pictures, as_json)
     if loaded.layout == "image":
         from maskless.cli import pictures

@@ -11,7 +11,7 @@ import typer
 from rich.table import Table
 
 from maskless.cli import show
-from maskless.cli.options import JSON
+from maskless.cli.options import DEVICE, JSON
 from maskless.terminal import say
 
 TEXT = (
@@ -64,6 +64,7 @@ def demo(
     text: Annotated[str, typer.Option(help="Text with gaps of so many tokens.", show_default=False)] = TEXT,
     to: Annotated[Path, typer.Option("--out", help="The PNG of what is drawn.")] = Path("pictures.png"),
     seed: Annotated[int, typer.Option(help="The same seed gives the same sample.")] = 0,
+    device: DEVICE = None,
 ) -> None:
     """Show the shipped models at work: a story, gaps filled, pictures, and how fast it went.
 
@@ -71,12 +72,14 @@ def demo(
     """
     from maskless import demo as shown
 
-    shown.show(show.out, model=model, rival=rival, drawing=pictures, prompt=prompt, text=text, picture=to, seed=seed)
+    what = {"model": model, "rival": rival, "drawing": pictures, "prompt": prompt, "text": text, "picture": to}
+    shown.show(show.out, seed=seed, device=device, **what)
 
 
 def train_demo(
     minutes: Annotated[float, typer.Option(help="For training both models.")] = 1.7,
     seed: Annotated[int, typer.Option(help="The same seed gives the same models.")] = 0,
+    device: DEVICE = None,
 ) -> None:
     """Train a small PGM and an MDLM of the same size on a toy language, and compare them."""
     from maskless import train_demo as demonstration

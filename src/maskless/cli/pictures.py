@@ -24,12 +24,20 @@ from maskless.images import Picture, codec_of, fill_image, generate_images, grid
 from maskless.terminal import say
 
 
-def prepare(inputs: list[str], to: Path, *, codec: str | None = None, size: int | None = None, **how: Any) -> None:
+def prepare(
+    inputs: list[str],
+    to: Path,
+    *,
+    codec: str | None = None,
+    size: int | None = None,
+    device: str | None = None,
+    **how: Any,
+) -> None:
     """Turn pictures into tokens, with a bar."""
     if codec is None or size is None:
         raise ValueError("these are pictures: expected --codec (a folder, or pixels:LEVELS[:CHANNELS]) and --size")
-    large = torch.cuda.is_available()
-    encoder = find_codec(codec).to("cuda" if large else "cpu")
+    device = device or ("cuda" if torch.cuda.is_available() else "cpu")
+    large, encoder = device.startswith("cuda"), find_codec(codec).to(device)
     with show.progress() as bar:
         task = bar.add_task("encoding", total=None)
 

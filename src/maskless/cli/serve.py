@@ -7,6 +7,7 @@ from typing import Annotated
 import typer
 
 from maskless.cli import show
+from maskless.cli.options import DEVICE
 from maskless.terminal import say
 
 SHIPPED = ("stories", "stories-mdlm", "cifar10")  # what is served where no model is named, as far as it is there
@@ -29,7 +30,7 @@ def serve(
     max_length: Annotated[int, typer.Option(help="Tokens of a text; at most the model's context.")] = 4096,
     max_steps: Annotated[int, typer.Option(help="Steps of a request.")] = 1024,
     timeout: Annotated[float, typer.Option(help="Seconds from a request's arrival to its end.")] = 60.0,
-    device: Annotated[str | None, typer.Option(help="cpu or cuda. Default: cuda where there is one.")] = None,
+    device: DEVICE = None,
 ) -> None:
     """Serve a live page and an API, on this machine only unless you say otherwise.
 

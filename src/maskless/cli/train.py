@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from maskless.cli import show
-from maskless.cli.options import Given, Option, Options, with_tables
+from maskless.cli.options import DEVICE, Given, Option, Options, with_tables
 from maskless.terminal import say
 
 if TYPE_CHECKING:
@@ -74,6 +74,7 @@ def train(
     resume: RESUME = False,
     training: Annotated[Given, TRAINING],
     network: Annotated[Given, NETWORK],
+    device: DEVICE = None,
 ) -> None:
     """Train on your own text, with everything derived from it, or as you say.
 

@@ -27,6 +27,7 @@ from maskless.train.codec_loop import CodecConfig, Trainer, train_steps
 from maskless.train.data import evenly
 from maskless.train.folder import Milestone, RunFolder
 from maskless.train.loop import Progress
+from maskless.train.processes import processes
 from maskless.train.report import or_unknown, progress_bar
 
 MOST_TESTED = 1_024  # of the images that are held out
@@ -111,7 +112,7 @@ def read_config(folder: Path) -> CodecConfig:
 
 
 def find_device() -> torch.device:
-    return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    return torch.device(processes().device)
 
 
 class CodecRun(RunFolder[CodecQuality]):
