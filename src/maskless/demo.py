@@ -57,7 +57,9 @@ def show(
     if painter is not None:
         _draw(console, painter, picture, seed)
     if writer is not None and twin is not None:
-        console.print(_race({model: writer, rival: twin}, seed))
+        with console.status("racing ..."):
+            raced = _race({model: writer, rival: twin}, seed)
+        console.print(raced)
     if writer is not None:
         line = f"\nnext: maskless fill {model} 'One day, Max saw a [4] and [10].' --top-p 0.9 --revise 4"
         console.print(line, highlight=False, markup=False, soft_wrap=True)
@@ -65,7 +67,8 @@ def show(
 
 def _found(name: str, device: str | None, console: Console) -> Model | None:
     try:
-        return api.load(name, device=device)
+        with console.status(Line(f"loading {name} ...")):
+            return api.load(name, device=device)
     except ValueError as error:
         console.print(f"passed over: {error}", style="dim", highlight=False, soft_wrap=True, markup=False)
         return None
@@ -154,7 +157,8 @@ def _draw(console: Console, model: Model, to: Path, seed: int) -> None:
         raise ValueError("the pictures of the demonstration come from an image model: this is a text model")
     labels = list(model.classes[:PICTURES]) or None
     how = {"steps": min(PICTURE_STEPS, model.config.length - 1), "seed": seed, "guidance": GUIDANCE if labels else 0.0}
-    drawn = api.generate(model, None if labels else PICTURES, labels=labels, **how)
+    with console.status("drawing ..."):
+        drawn = api.generate(model, None if labels else PICTURES, labels=labels, **how)
     pictures.grid(pixels_of(drawn), to, labels=labels, columns=len(drawn))
     console.print(f"\n{to}: {len(drawn)} pictures", highlight=False, soft_wrap=True)
 

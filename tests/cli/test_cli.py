@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 import os
 import shlex
@@ -16,6 +17,8 @@ from PIL import Image
 
 import maskless
 from command_inputs import noise
+from maskless.cli import show
+from maskless.terminal import Screen
 from maskless.train.report import read_metrics
 from nn.reference import parameters, random_state
 
@@ -177,6 +180,24 @@ def test_preparing_says_what_came_out(text, command, tmp_path):
     assert len(ended.out.splitlines()) == 1
     assert "vocabulary 300, length 16" in ended.out
     assert ended.err == ""
+
+
+@pytest.mark.parametrize(
+    ("words", "says"),
+    [
+        ("generate {model} --n 1 --steps 2", ["starting", "loading {model}", "generating"]),
+        ("evaluate {model} --what leak", ["starting", "loading {model}", "looking for leaks"]),
+        ("train --text {text} --out {out} --steps 1 --tokenizer bytes", ["starting", "preparing", "setting up"]),
+        ("distill {model} --data {model}/data --out {out} --rounds 1 --steps-per-round 1", ["starting", "setting up"]),
+    ],
+)
+def test_a_terminal_is_told_what_takes_its_time(words, says, model, text, command, monkeypatch, tmp_path):
+    screen = Screen(file=io.StringIO(), force_terminal=True, width=500)
+    monkeypatch.setattr(show, "err", screen)
+    places = {"model": model, "text": text, "out": tmp_path / "out"}
+    assert command(*words.format(**places).split()).code == 0
+    for what in says:
+        assert what.format(**places) in screen.file.getvalue()
 
 
 def test_resuming_where_there_is_nothing_starts_anew(text, command, tmp_path):

@@ -56,9 +56,10 @@ def train_codec(
 
     maskless train-codec --images photos --size 64 --factor 4 --codes 1024 --out runs/codec --minutes 10
     """
-    from maskless.recipes import recipe as find
-    from maskless.train import codec
-    from maskless.train.setup import run_folder
+    with show.waiting("starting"):
+        from maskless.recipes import recipe as find
+        from maskless.train import codec
+        from maskless.train.setup import run_folder
 
     if recipe:
         known = find(recipe, "train-codec")

@@ -59,17 +59,19 @@ def distill(
 
     maskless distill --out runs/my-fast --resume
     """
-    from maskless.data.image_tokens import holds_images
-    from maskless.train import distill_run
-    from maskless.train.processes import processes
-    from maskless.train.setup import run_folder
+    with show.waiting("starting"):
+        from maskless.data.image_tokens import holds_images
+        from maskless.train import distill_run
+        from maskless.train.processes import processes
+        from maskless.train.setup import run_folder
 
     again = resume and goes_on(to, distill_run.CONFIG, model or data, "MODEL and --data")
     asked = distill_run.DistillRequest(source=model, data=data, tokenizer=tokenizer, how=how, train=training)
     done = distill_run.finished(to, distill_run.resumed(to, asked)) if again else None
     if done is None:
         with run_folder(to):
-            config = (distill_run.resumed if again else distill_run.begin)(to, asked)
+            with show.waiting("setting up"):
+                config = (distill_run.resumed if again else distill_run.begin)(to, asked)
             done = distill_run.distill(to, config, show.err)
     elif not as_json and processes().is_main_process:
         more = shlex.join(["maskless", "distill", "--out", str(to), "--resume", "--rounds", str(len(done) + 1)])

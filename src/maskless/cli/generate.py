@@ -58,9 +58,7 @@ def generate(
 
     maskless generate runs/photos --label cat --label ship --guidance 6 --out pictures.png
     """
-    from maskless import api
-
-    loaded = api.load(model, tokenizer=tokenizer, device=device)
+    loaded = show.loading(model, tokenizer=tokenizer, device=device)
     _check_kind(loaded, text, of_pictures, as_json)
     if n is None and "label" not in of_pictures:
         n = 4
@@ -69,6 +67,8 @@ def generate(
 
         pictures.draw(loaded, n, **of_pictures, **how)
         return
+    from maskless import api
+
     assert n is not None
     for first in range(0, max(1, n), BATCH):
         with show.watching("generating") as on_step:
@@ -101,15 +101,15 @@ def fill(
 
     maskless fill runs/photos cat.png --box 16,0,48,32 --label cat --out new.png --compare both.png
     """
-    from maskless import api
-
-    loaded = api.load(model, tokenizer=tokenizer, device=device)
+    loaded = show.loading(model, tokenizer=tokenizer, device=device)
     _check_kind(loaded, {} if n is None else {"n": n}, of_pictures, as_json)
     if loaded.layout == "image":
         from maskless.cli import pictures
 
         pictures.fill(loaded, Path(what), **of_pictures, **how)
         return
+    from maskless import api
+
     with show.watching("filling") as on_step:
         filled = api.fill(loaded, what, n=1 if n is None else n, on_step=on_step, **how)
     for one in filled:

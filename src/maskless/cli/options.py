@@ -17,6 +17,7 @@ from typing import Annotated, Any, get_args, get_type_hints
 import typer
 from typer.core import TyperCommand
 
+from maskless.cli import show
 from maskless.train.interruption import Interruption
 
 MODEL = Annotated[str, typer.Argument(help="A run or model folder, a shipped model, a hub id, or a released file.")]
@@ -109,6 +110,6 @@ class NeedsTorch(TyperCommand):
     """A command that begins with loading torch; Ctrl-C waits for it, since in there it would abort the process."""
 
     def invoke(self, ctx: Any) -> Any:
-        with Interruption():
+        with Interruption(), show.waiting("starting"):
             import torch  # noqa: F401
         return super().invoke(ctx)

@@ -108,10 +108,12 @@ def draw(
     else:
         pictures.grid(pixels, to, labels=titles)
     if gif is not None:
-        _film(model, drawn, gif, titles)
+        with show.waiting(f"writing {gif}"):
+            _film(model, drawn, gif, titles)
     if heat is not None:
         steps = torch.stack([one.steps for one in drawn]).flatten(1)
-        pictures.order_heatmap(steps, heat, shape=grid_of(model), images=pixels, labels=titles)
+        with show.waiting(f"writing {heat}"):
+            pictures.order_heatmap(steps, heat, shape=grid_of(model), images=pixels, labels=titles)
     say(f"{to}: {len(drawn)} picture{'s' * (len(drawn) > 1)}")
 
 

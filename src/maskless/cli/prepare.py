@@ -99,14 +99,13 @@ def convert(
 
     maskless convert pgm_12_12.pth models/imagenet --codec vq_ds8_c2i.pt
     """
-    from maskless import api
-
     if not file.is_file():
         raise ValueError(f"{file} is not a file")
-    converted = api.load(file, weights=weights, queries=queries, tokenizer=tokenizer, device="cpu")
+    converted = show.loading(file, weights=weights, queries=queries, tokenizer=tokenizer, device="cpu")
     if image_codec is not None:
         from maskless.cli import pictures
 
         pictures.give_codec(converted, image_codec)
-    converted.save_pretrained(to)
+    with show.waiting(f"writing {to}"):
+        converted.save_pretrained(to)
     say(f"{to}: {converted.config}")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import shlex
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -18,9 +18,11 @@ from maskless.terminal import Screen, say
 from maskless.train.report import or_unknown
 
 if TYPE_CHECKING:
+    from maskless.checkpoint import Model
     from maskless.data.tokens import Prepared
     from maskless.drafts import Step
     from maskless.evaluate.images import ImageQuality
+    from maskless.evaluate.judge import Judge
     from maskless.train.run import RunConfig
 
 P = TypeVar("P")
@@ -30,6 +32,29 @@ out, err = Screen(), Screen(stderr=True)
 def note(line: str) -> None:
     """A line on stderr, as it is."""
     err.print(line, highlight=False, markup=False, soft_wrap=True)
+
+
+@contextmanager
+def waiting(what: str) -> Iterator[None]:
+    """A line on a terminal that says what takes its time, gone afterwards; nothing inside shows a bar of its own."""
+    with err.status(Text(f"{what} ...")) if err.is_terminal else nullcontext():
+        yield
+
+
+def loading(source: str | Path, **how: Any) -> Model:
+    """A model, as `api.load` gives it."""
+    with waiting(f"loading {source}"):
+        from maskless import api
+
+        return api.load(source, **how)
+
+
+def loading_judge(name: str, device: Any) -> Judge:
+    """A causal language model, as `evaluate.judge` finds it."""
+    from maskless.evaluate.judge import judge
+
+    with waiting(f"loading the judge {name}"):
+        return judge(name, device=device)
 
 
 def preparing(inputs: list[str], to: Path, **how: Any) -> Prepared:
@@ -113,7 +138,13 @@ def sweeping(sweep: Callable[..., Iterable[P]], points: int, samples: int, named
     share = -(-samples // state.num_processes)
     with progress(shown=state.is_main_process) as drawn:
         task = drawn.add_task("drawing", total=share * points)
-        for done, point in enumerate(sweep(on_batch=lambda amount: drawn.advance(task, amount)), 1):
+
+        def on_batch(amount: int) -> None:
+            drawn.advance(task, amount)
+            if drawn.tasks[0].completed >= share * (len(found) + 1):
+                drawn.update(task, description="measuring what was drawn")
+
+        for done, point in enumerate(sweep(on_batch=on_batch), 1):
             found.append(point)
             drawn.update(task, completed=share * done, description=f"drawing; {named(point)} done")
     return found

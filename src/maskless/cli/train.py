@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import shlex
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -82,8 +83,9 @@ def train(
 
     torchrun --nproc-per-node 8 -m maskless train --data data/owt --out runs/owt --recipe owt-pgm-8-8
     """
-    from maskless.recipes import recipe as find
-    from maskless.train.setup import Request, configure, resumed, run_folder
+    with show.waiting("starting"):
+        from maskless.recipes import recipe as find
+        from maskless.train.setup import Request, configure, resumed, run_folder
 
     if recipe:
         known = find(recipe)
@@ -101,10 +103,14 @@ def is_finished(command: str, folder: Path, settings: Settings, model: str) -> b
     from maskless.train.folder import finished
     from maskless.train.processes import processes
 
-    step = finished(folder, settings, model)
-    if step is None:
+    ended = finished(folder, settings, model)
+    if ended is None:
         return False
-    later = f"--steps {2 * step}" if step == settings.steps else f"--minutes {2 * (settings.minutes or 1):g}"
+    step, seconds = ended
+    if settings.minutes is None or step == settings.steps:
+        later = f"--steps {2 * step}"
+    else:  # a run that was set up slowly took longer than its minutes
+        later = f"--minutes {max(2 * settings.minutes, math.ceil(100 * (settings.minutes + seconds / 60)) / 100):g}"
     again = f"maskless {command} --out {shlex.quote(str(folder))} --resume {later}"
     if processes().is_main_process:
         say(f"{folder} is finished, at step {step:,}; train on with a later end: {again}")

@@ -199,7 +199,8 @@ def train_codec(folder: Path, config: CodecConfig, console: Console, *, begun: f
     """Train from the newest state in the folder, or from the start, to the end, showing progress."""
     images, held_out = read_pictures(config, console)
     _check_pictures(folder, images)
-    run = CodecRun(folder, config, images, held_out, begun=begun)
+    with console.status("setting up ..."):
+        run = CodecRun(folder, config, images, held_out, begun=begun)
     size = sum(p.numel() for p in run.trainer.codec.parameters()) / 1e6
     opening = (
         f"[bold]codec[/]: {size:.1f} M parameters, {len(images):,} images of {images.shape[1]} x {images.shape[2]}, "

@@ -202,13 +202,13 @@ def distill(folder: Path, config: DistillConfig, console: Console) -> list[Round
     if processes().is_main_process:
         config.write(folder)
     for number in range(len(done) + 1, config.rounds + 1):
-        teacher = _teacher_of(folder, number)
-        settings = dataclasses.replace(config.train, seed=mixed_seed(config.train.seed, number))
-        network = dataclasses.asdict(teacher.config)
-        data: dict[str, Any] = {"data": config.data, "fingerprint": config.fingerprint}
-        run = RoundConfig(**data, network=network, train=settings, distill=config, number=number)
         steps = config.student_steps(number)
-        this = Round(folder / f"round-{number}", run)
+        settings = dataclasses.replace(config.train, seed=mixed_seed(config.train.seed, number))
+        data: dict[str, Any] = {"data": config.data, "fingerprint": config.fingerprint}
+        with console.status("setting up ..."):
+            network = dataclasses.asdict(_teacher_of(folder, number).config)
+            run = RoundConfig(**data, network=network, train=settings, distill=config, number=number)
+            this = Round(folder / f"round-{number}", run)
         ended = complete(this, console, name=f"round {number} of {config.rounds}, {steps:g} steps")
         found = ended.likelihood
         done.append(RoundSummary(number, steps, ended.steps, ended.seconds, found.perplexity, found.perplexity_error))

@@ -265,13 +265,13 @@ def complete(run: RunFolder[T], console: Console, opening: str, *, name: str, ea
     return Ended(found, done, seconds, reached)
 
 
-def finished(folder: Path, settings: Settings, model: str) -> int | None:
-    """The last step of a run that is at its end, saved and measured; None: something is left to do."""
+def finished(folder: Path, settings: Settings, model: str) -> tuple[int, float] | None:
+    """The last step and the seconds of a run that is at its end, saved and measured; None: something is left to do."""
     step, seconds = state.reached(folder / "states")
     if step < settings.steps and (settings.minutes is None or seconds < 60 * settings.minutes):
         return None
     measured = any(line["step"] == step and "loss" not in line for line in read_metrics(folder / "metrics.jsonl"))
-    return step if measured and (folder / model / "config.json").is_file() else None
+    return (step, seconds) if measured and (folder / model / "config.json").is_file() else None
 
 
 # The configuration

@@ -241,7 +241,9 @@ def run(
 
     begun: the `time.monotonic()` from which on the minutes of the run count. Default: now.
     """
-    return complete(Run(folder, config, begun=begun), console, name=name)
+    with console.status("setting up ..."):
+        this = Run(folder, config, begun=begun)
+    return complete(this, console, name=name)
 
 
 def complete(this: Run, console: Console, *, name: str) -> Summary:
