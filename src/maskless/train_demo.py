@@ -101,7 +101,7 @@ def _measure(summary: Summary, seed: int) -> Result:
     texts = api.generate(summary.model, SAMPLES, steps=steps, seed=seed)
     seconds = time.monotonic() - begin
     right = sum(toy.check(text) for text in texts)
-    return Result(summary, right / SAMPLES, SAMPLES * steps / seconds, texts)
+    return Result(summary, right / SAMPLES, sum(text.written for text in texts) / seconds, texts)
 
 
 def _checked(texts: list[api.Text]) -> Line:

@@ -71,7 +71,7 @@ def generate(
 
     assert n is not None
     for first in range(0, max(1, n), BATCH):
-        with show.watching("generating") as on_step:
+        with show.watching("generating", loaded.text_codec.marks) as on_step:
             count = min(BATCH, n - first)
             texts = api.generate(loaded, count, first=first, batch=BATCH, on_step=on_step, **text, **how)
         for number, one in enumerate(texts, first):
@@ -110,7 +110,7 @@ def fill(
         return
     from maskless import api
 
-    with show.watching("filling") as on_step:
+    with show.watching("filling", loaded.text_codec.marks) as on_step:
         filled = api.fill(loaded, what, n=1 if n is None else n, on_step=on_step, **how)
     for one in filled:
         _say(one, as_json)

@@ -151,15 +151,15 @@ def sweeping(sweep: Callable[..., Iterable[P]], points: int, samples: int, named
 
 
 @contextmanager
-def watching(what: str) -> Iterator[Callable[[Step], None]]:
-    """A bar that counts tokens as steps decide them."""
+def watching(what: str, marks: frozenset[int] = frozenset()) -> Iterator[Callable[[Step], None]]:
+    """A bar that counts tokens as steps decide them, but for those that are no text."""
     with progress() as bar:
         task = bar.add_task(what, total=None)
         count = 0
 
         def on_step(step: Step) -> None:
             nonlocal count
-            count += len(step.tokens)
+            count += sum(token not in marks for token in step.tokens.tolist())
             bar.update(task, description=f"{what}: step {step.number + 1}, {count:,} tokens")
 
         yield on_step

@@ -132,8 +132,7 @@ class Host:
     @cached_property
     def _pieces(self) -> list[str]:
         codec = self.text
-        special = {codec.bos, codec.eos, codec.pad, codec.mask}
-        texts = ["" if i in special else codec.token_text(i) for i in range(codec.vocab)]
+        texts = ["" if i in codec.marks else codec.token_text(i) for i in range(codec.vocab)]
         if codec.byte_level:
             return texts
         return [text[2:] if text.startswith("##") else f" {text}" if text else "" for text in texts]
