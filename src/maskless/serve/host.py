@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import chain, count
@@ -63,7 +64,7 @@ class Host:
     """A model that answers requests under a name of its own."""
 
     def __init__(self, name: str, model: Model, limits: Limits, share: FairShare | None = None):
-        self.name, self.model, self.limits = name, model.eval(), limits
+        self.name, self.model, self.limits, self.created = name, model.eval(), limits, int(time.time())
         if model.codec is None:
             raise ValueError(f"the model {name} brings no tokenizer or codec: convert it with one first")
         backend = slots_of(model.network, int(model.config.length))
@@ -110,6 +111,7 @@ class Host:
         about: dict[str, Any] = {
             "id": self.name,
             "object": "model",
+            "created": self.created,
             "owned_by": "maskless",
             "kind": NAMES[self.model.kind],
             "modality": "pictures" if self.pictures else "text",

@@ -40,9 +40,15 @@ def from_template(host: Host, text: str) -> Gapped:
     return _led(host, parse_gaps(host.text, text, host.length))
 
 
-def between(host: Host, prompt: str, gap: int, suffix: str) -> Gapped:
-    """A gap of so many tokens between two texts, in which nothing is read as a gap."""
-    return _led(host, lay_out(host.text, [prompt, gap, suffix], host.length))
+def between(host: Host, prompt: str | list[int], gap: int, suffix: str) -> Gapped:
+    """A gap of so many tokens between two texts, in which nothing is read as a gap; a prompt may be tokens."""
+    if isinstance(prompt, str):
+        return _led(host, lay_out(host.text, [prompt, gap, suffix], host.length))
+    if prompt[: len(host.lead)] == host.lead:
+        prompt = prompt[len(host.lead) :]
+    behind = lay_out(host.text, [gap, suffix], host.length)
+    tokens = [token if known else None for token, known in zip(behind.tokens, behind.known, strict=True)]
+    return Gapped([*host.lead, *prompt, *tokens], frozenset(), len(host.lead))
 
 
 def _led(host: Host, template: Template) -> Gapped:
@@ -137,7 +143,7 @@ def answer(host: Host, gapped: Gapped, drafts: Drafts, seconds: float) -> dict[s
                 "text": host.text.decode(tokens[:end]),
                 "tokens": tokens,
                 "pieces": [host.piece(token) for token in tokens],
-                "came": came,
+                "steps": came,
                 "probabilities": [None if isnan(p) else rounded(p) for p in chances],
             }
         )
