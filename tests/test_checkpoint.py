@@ -1,12 +1,15 @@
 """Model folders load as they were saved, or say in one line why not; a failed save leaves what was there."""
 
 import json
+import re
+import shutil
 from pathlib import Path
 
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
+import maskless
 from maskless import checkpoint
 from maskless.checkpoint import Model
 from maskless.codec.text import byte_codec, train_bpe
@@ -155,6 +158,27 @@ def test_a_folder_of_the_owner_alone_is_no_reason_to_refuse_a_hub_id(saved, tmp_
     assert torch.equal(logits(Model.from_pretrained("owner/name")), logits(Model.from_pretrained(saved)))
     (tmp_path / "owner" / "name").mkdir()
     refused(Path("owner/name"), "owner/name is not a model folder")  # a folder that exists wins
+
+
+def test_a_mistyped_folder_is_named_with_those_that_are_here_and_the_hub_is_not_asked(saved, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    for name in ("runs/my", "runs/other/model"):
+        shutil.copytree(saved, tmp_path / name)
+
+    def asked(name: str, **_: object) -> str:
+        raise OSError("no connection\nsecond line")
+
+    monkeypatch.setattr("huggingface_hub.snapshot_download", asked)
+    there = re.escape("there is no folder ")
+    for name, says in (
+        ("runs/myy", "'runs/myy'; did you mean runs/my?"),
+        ("runs/none", "'runs/none'; runs has my, other"),
+        (f"{tmp_path}/runs/m", f"'{tmp_path}/runs/m'; did you mean {tmp_path}/runs/my?"),
+        ("run/my", "'run/my'; did you mean runs/my?; the hub did not give a model either: no connection"),
+        ("owner/name", "'owner/name'; the hub did not give a model either: no connection"),
+    ):
+        with pytest.raises(ValueError, match=f"^{there}{re.escape(says)}$"):
+            maskless.load(name)
 
 
 def test_a_failed_save_leaves_the_earlier_model_and_nothing_else(tiny, saved, monkeypatch):

@@ -6,6 +6,7 @@ Nothing in a model folder is code, and nothing in it is executed when it is read
 from __future__ import annotations
 
 import dataclasses
+import difflib
 import hashlib
 import json
 from collections.abc import Sequence
@@ -253,15 +254,43 @@ def _read_network(folder: Path) -> tuple[nn.Module, str, list[str], Mixture | No
 
 
 def _download(name: str) -> Path:
+    """The folder of a model from the hub; a name beside models that are here is meant for one of them."""
+    path, hint = Path(name), shipped.nearest(name) or _nearest(Path(name))
+    if path.parent != Path() and _models_in(path.parent):
+        raise ValueError(f"there is no folder {name!r}{hint}")
     from huggingface_hub import snapshot_download
     from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalEntryNotFoundError
 
     if "/" not in name:
-        raise ValueError(f"{name!r} is neither a model folder nor a hub id (owner/name){shipped.nearest(name)}")
+        raise ValueError(f"{name!r} is neither a model folder nor a hub id (owner/name){hint}")
     try:
         return Path(snapshot_download(name, allow_patterns=FILES))
     except HFValidationError:
-        raise ValueError(f"{name!r} is neither a model folder nor a hub id (owner/name)") from None
+        raise ValueError(f"{name!r} is neither a model folder nor a hub id (owner/name){hint}") from None
     except (HfHubHTTPError, LocalEntryNotFoundError, OSError) as error:
         reason = str(error).strip().splitlines()[0]
-        raise ValueError(f"{name!r} is no local model, and the hub did not give it: {reason}") from None
+        raise ValueError(f"there is no folder {name!r}{hint}; the hub did not give a model either: {reason}") from None
+
+
+def _models_in(folder: Path) -> list[Path]:
+    """The runs and models in a folder."""
+    marks = ("config.json", "model/config.json", "run.json", "distill.json")
+    found = {each.relative_to(folder).parts[0] for mark in marks for each in folder.glob(f"*/{mark}")}
+    return sorted(folder / each for each in found)
+
+
+def _nearest(path: Path) -> str:
+    """A hint for a path that is almost that of a model here, or for one in a folder of models; or nothing."""
+    beside = [each.name for each in _models_in(path.parent)]
+    close = [path.parent / each for each in difflib.get_close_matches(path.name, beside, 3)] or _around(path)
+    if close:
+        return f"; did you mean {' or '.join(map(str, close))}?"
+    return f"; {path.parent} has {', '.join(beside[:8])}" if beside else ""
+
+
+def _around(path: Path) -> list[Path]:
+    """Models of the same name in folders whose name is almost that of the path's: runs/my for run/my."""
+    home = path.parent.parent
+    folders = [each.name for each in home.iterdir() if each.is_dir()] if home.is_dir() else []
+    close = difflib.get_close_matches(path.parent.name, folders, 3)
+    return [model for each in close for model in _models_in(home / each) if model.name == path.name]
