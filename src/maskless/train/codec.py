@@ -26,6 +26,7 @@ from maskless.train import state
 from maskless.train.codec_loop import CodecConfig, Trainer, train_steps
 from maskless.train.data import evenly
 from maskless.train.folder import Milestone, RunFolder
+from maskless.train.interruption import StoppedError
 from maskless.train.loop import Progress
 from maskless.train.processes import processes
 from maskless.train.report import or_unknown, progress_bar
@@ -73,7 +74,7 @@ def configure(
     if factor not in MULTIPLIERS:
         raise ValueError(f"factor {factor} is out of range: expected one of {', '.join(map(str, MULTIPLIERS))}")
     if (folder / "run.json").exists():
-        raise ValueError(f"{folder} holds a run already: resume it with --resume, or name another --out")
+        raise StoppedError(f"{folder} holds a run already: resume it with --resume, or name another --out")
     if (size := training.get("size")) is not None:
         if size < 1:
             raise ValueError(f"size is {size}: expected 1 or more pixels a side")
@@ -170,7 +171,7 @@ class CodecRun(RunFolder[CodecQuality]):
                 differences.append((out.float().clamp(-1, 1) - images).abs().mean((1, 2, 3)))
             each = torch.cat(decibels).double().cpu()
             if not each.isfinite().all():
-                raise ValueError(f"the PSNR is {each.mean().item()} at step {step}: {state.DIVERGED}")
+                raise state.diverged(f"the PSNR is {each.mean().item()}", step, self.folder / "states")
             some = self.tested[evenly(len(self.tested), SHOWN)]
             shown, rebuilt = (to_pixels(images).cpu() for images in self._rebuilt(some))
             pictures.reconstructions(shown, rebuilt, self.folder / "reconstructions.png")

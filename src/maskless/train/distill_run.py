@@ -31,6 +31,7 @@ from maskless.train.data import found_again, open_data, same_data
 from maskless.train.distill import ARCCOS, GROUPS, UNIFORM, Stride, Teacher, teaching
 from maskless.train.distill_loss import LOSSES
 from maskless.train.folder import changed, read_config, write_config
+from maskless.train.interruption import StoppedError
 from maskless.train.loop import Progress, own_share, take_steps
 from maskless.train.processes import check_processes, processes
 from maskless.train.run import Run, RunConfig, complete
@@ -146,7 +147,7 @@ def begin(folder: Path, request: DistillRequest) -> DistillConfig:
     if source is None or request.data is None:
         raise ValueError("what to distill, and on what? expected MODEL and --data DIR (a prepared folder)")
     if (folder / CONFIG).exists():
-        raise ValueError(f"{folder} holds a distillation already: resume it with --resume, or name another --out")
+        raise StoppedError(f"{folder} holds a distillation already: resume it with --resume, or name another --out")
     if (folder / "run.json").exists():
         raise ValueError(f"{folder} holds a training run: name another --out")
     model = load(source, tokenizer=request.tokenizer, device="cpu")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
+import shlex
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -61,7 +62,8 @@ class RunConfig:
     def read(folder: Path) -> RunConfig:
         def build(fields: dict[str, Any]) -> RunConfig:
             if "distill" in fields:
-                raise ValueError(f"{folder} is a round of a distillation: resume it with `maskless distill --resume`")
+                again = f"maskless distill --out {shlex.quote(str(folder.parent))} --resume"
+                raise ValueError(f"{folder} is a round of a distillation: resume it with: {again}")
             data, train = str(folder.resolve() / fields["data"]), TrainConfig(**fields["train"])
             return RunConfig(data=data, network=fields["network"], train=train, fingerprint=fields.get("fingerprint"))
 
@@ -184,7 +186,7 @@ class Run(RunFolder[tuple[Likelihood, list[Text]]]):
         """The validation bound, noted."""
         measured = self.bound(sequences)
         if not math.isfinite(measured.nats):
-            raise ValueError(f"the validation bound is {measured.nats} at step {step}: {state.DIVERGED}")
+            raise state.diverged(f"the validation bound is {measured.nats}", step, self.folder / "states")
         self.note(step, validation=measured.nats, error=measured.error, perplexity=measured.perplexity)
         return measured
 

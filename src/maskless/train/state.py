@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from maskless.files import write_aside
+from maskless.train.interruption import StoppedError
 
 DIVERGED = "try a lower learning rate, in another --out"  # where a number is none any more
 # What reading a file that is damaged, or of another run, may raise.
@@ -75,8 +76,10 @@ def check_numbers(tensors: Iterable[Tensor]) -> None:
 def diverged(said: str, step: int, folder: Path) -> ValueError:
     """What to say of a run whose numbers are none any more; folder: its states, all of them from before."""
     states = saved(folder)
-    way_back = f"--resume goes on from {states[-1].name}; if it ends here again, " if states else ""
-    return ValueError(f"{said} at step {step}: {way_back}{DIVERGED}")
+    if not states:
+        return ValueError(f"{said} at step {step}: {DIVERGED}")
+    way_back = f"--resume goes on from {states[-1].name}; if it ends here again, "
+    return StoppedError(f"{said} at step {step}: {way_back}{DIVERGED}")
 
 
 def check_end(folder: Path, steps: int) -> None:
