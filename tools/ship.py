@@ -156,6 +156,7 @@ def ship(run: Path, name: str, *, words: dict[str, str], limit: float = LIMIT) -
     try:
         model = api.load(run, device="cpu")
         condensed(model).save_pretrained(aside)
+        (aside / "README.md").unlink()  # a shipped model has a card of its own
         for file in aside.rglob("*.safetensors"):
             halve(file)
         again = Model.from_pretrained(aside)

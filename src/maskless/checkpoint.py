@@ -41,6 +41,25 @@ NETWORKS: dict[str, tuple[type[Any], type[nn.Module]]] = {
 LAYOUTS = ("packed", "wrapped", "padded", "image")
 Numbers = Any  # a tensor, an array, or lists
 FILES = ["config.json", "model.safetensors", "tokenizer.json", "codec/*"]
+CARD = """---
+library_name: maskless
+pipeline_tag: {task}
+tags:
+- maskless
+- {kind}
+---
+
+# {title}
+
+{about}, made with maskless: partition generative models.
+
+```python
+import maskless
+
+model = maskless.load("{name}")
+{use}
+```
+"""
 
 
 class Model(nn.Module):
@@ -158,6 +177,20 @@ class Model(nn.Module):
         if self.mixture is not None:
             config["orders"] = str(self.mixture)
         write_aside(folder / "config.json", lambda path: path.write_text(json.dumps(config, indent=2) + "\n"))
+        if not (folder / "README.md").exists():  # which may be the user's own
+            write_aside(folder / "README.md", lambda path: path.write_text(self.card("path/to/this/folder")))
+
+    def card(self, name: str) -> str:
+        """What the hub shows of the model: its library, what it makes and how it is loaded. name: where it is."""
+        image = self.layout == "image"
+        return CARD.format(
+            task="unconditional-image-generation" if image else "text-generation",
+            kind={"partition": "pgm", "masked": "mdlm", "causal": "ar"}.get(self.kind, self.kind),
+            title="An image model" if image else "A text model",
+            about=f"{sum(p.numel() for p in self.network.parameters()) / 1e6:,.1f} M parameters",
+            name=name,
+            use=f"made = maskless.generate(model, n=1)[0]{'.image' * image}",
+        )
 
     @classmethod
     def from_pretrained(cls, name: str | Path) -> Model:
@@ -189,7 +222,9 @@ class Model(nn.Module):
         address = api.create_repo(repo, private=private, exist_ok=True)
         with tempfile.TemporaryDirectory() as folder:
             self.save_pretrained(folder)
-            api.upload_folder(repo_id=repo, folder_path=folder)
+            Path(folder, "README.md").write_text(self.card(repo))
+            own = api.file_exists(repo, "README.md")
+            api.upload_folder(repo_id=repo, folder_path=folder, ignore_patterns=["README.md"] if own else None)
         return str(address)
 
 
