@@ -21,6 +21,8 @@ TEXT = (
 
 TRY = {  # with settings that suit them
     "stories": "maskless generate stories --steps 64 --temperature 0.8 --top-p 0.9 --revise 16",
+    "stories-fast": "maskless generate stories-fast --steps 16 --top-p 0.9",
+    "stories-mdlm": "maskless generate stories-mdlm --steps 64 --top-p 0.9",
     "cifar10": "maskless generate cifar10 --label ship --label horse --order confidence --guidance 4 --out new.png",
 }
 
@@ -51,9 +53,9 @@ def models(
         parameters, size = f"{each.parameters / 1e6:.1f} M", f"{each.bytes / 2**20:.1f} MiB"
         table.add_row(each.name, each.kind, parameters, size, each.about)
     show.out.print(table)
+    say("try:")
     for each in found:
-        if each.name in TRY:
-            say(f"try: {TRY[each.name]}")
+        say(TRY.get(each.name, f"maskless generate {each.name}"))
 
 
 def demo(
