@@ -74,8 +74,8 @@ def demo(
     """
     from maskless import demo as shown
 
-    what = {"model": model, "rival": rival, "drawing": pictures, "prompt": prompt, "text": text, "picture": to}
-    shown.show(show.out, seed=seed, device=device, **what)
+    models = {"model": model, "rival": rival, "drawing": pictures}
+    shown.show(show.out, **models, prompt=prompt, text=text, picture=to, seed=seed, device=device)
 
 
 def train_demo(

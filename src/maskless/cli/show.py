@@ -134,7 +134,8 @@ def sweeping(sweep: Callable[..., Iterable[P]], points: int, samples: int, named
     """All points of a sweep, with a bar: each takes so many samples, of which every process draws its share."""
     from accelerate import PartialState
 
-    state, found = PartialState(), []
+    state = PartialState()
+    found: list[P] = []
     share = -(-samples // state.num_processes)
     with progress(shown=state.is_main_process) as drawn:
         task = drawn.add_task("drawing", total=share * points)
