@@ -1,19 +1,22 @@
 """Model folders load as they were saved, or say in one line why not; a failed save leaves what was there."""
 
 import json
+import re
+import shutil
 from pathlib import Path
 
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
+import maskless
 from maskless import checkpoint
 from maskless.checkpoint import Model
 from maskless.codec.text import byte_codec, train_bpe
 from maskless.problems import dense
 
 KINDS = ["position", "mean", "logsumexp", "ordered", "masked", "causal"]
-FILES = {"config.json", "model.safetensors"}
+FILES = {"config.json", "model.safetensors", "README.md"}
 
 
 @torch.no_grad()
@@ -155,6 +158,54 @@ def test_a_folder_of_the_owner_alone_is_no_reason_to_refuse_a_hub_id(saved, tmp_
     assert torch.equal(logits(Model.from_pretrained("owner/name")), logits(Model.from_pretrained(saved)))
     (tmp_path / "owner" / "name").mkdir()
     refused(Path("owner/name"), "owner/name is not a model folder")  # a folder that exists wins
+
+
+def test_a_saved_model_has_a_card_for_the_hub_and_the_users_own_is_kept(saved, tiny, monkeypatch):
+    card = (saved / "README.md").read_text()
+    assert card.splitlines()[:3] == ["---", "library_name: maskless", "pipeline_tag: text-generation"]
+    assert 'maskless.load("path/to/this/folder")' in card
+    (saved / "README.md").write_text("mine")
+    model = Model.from_pretrained(saved)
+    model.save_pretrained(saved)
+    assert (saved / "README.md").read_text() == "mine"
+    sent = []
+
+    class Hub:
+        def create_repo(self, repo, **_):
+            return f"https://hub/{repo}"
+
+        def file_exists(self, repo, name):
+            return repo == "me/old"
+
+        def upload_folder(self, *, repo_id, folder_path, ignore_patterns):
+            sent.append((repo_id, Path(folder_path, "README.md").read_text(), ignore_patterns))
+
+    monkeypatch.setattr("huggingface_hub.HfApi", Hub)
+    assert model.push_to_hub("me/new") == "https://hub/me/new"
+    model.push_to_hub("me/old")
+    assert [(repo, ignored) for repo, _, ignored in sent] == [("me/new", None), ("me/old", ["README.md"])]
+    assert 'maskless.load("me/new")' in sent[0][1]
+
+
+def test_a_mistyped_folder_is_named_with_those_that_are_here_and_the_hub_is_not_asked(saved, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    for name in ("runs/my", "runs/other/model"):
+        shutil.copytree(saved, tmp_path / name)
+
+    def asked(name: str, **_: object) -> str:
+        raise OSError("no connection\nsecond line")
+
+    monkeypatch.setattr("huggingface_hub.snapshot_download", asked)
+    there = re.escape("there is no folder ")
+    for name, says in (
+        ("runs/myy", "'runs/myy'; did you mean runs/my?"),
+        ("runs/none", "'runs/none'; runs has my, other"),
+        (f"{tmp_path}/runs/m", f"'{tmp_path}/runs/m'; did you mean {tmp_path}/runs/my?"),
+        ("run/my", "'run/my'; did you mean runs/my?; the hub did not give a model either: no connection"),
+        ("owner/name", "'owner/name'; the hub did not give a model either: no connection"),
+    ):
+        with pytest.raises(ValueError, match=f"^{there}{re.escape(says)}$"):
+            maskless.load(name)
 
 
 def test_a_failed_save_leaves_the_earlier_model_and_nothing_else(tiny, saved, monkeypatch):

@@ -85,7 +85,11 @@ def test_pictures_have_their_class():
 
 def test_what_the_list_tells_to_try_runs(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
-    assert TRY.keys() <= set(shipped.names())
+    assert TRY.keys() == set(shipped.names())
+    assert exit_code_of("models") == 0
+    assert [line for line in capsys.readouterr().out.splitlines() if line in TRY.values()] == [
+        TRY[name] for name in shipped.names()
+    ]
     for command in TRY.values():
         program, *words = shlex.split(command)
         assert program == "maskless"

@@ -179,6 +179,7 @@ def ship(
         model = api.load(run, device="cpu")
         model.defaults, model.quality = check_defaults(defaults or {}), quality
         condensed(model).save_pretrained(aside)
+        (aside / "README.md").unlink()  # a shipped model has a card of its own
         for file in aside.rglob("*.safetensors"):
             halve(file)
         borrow(aside, name)

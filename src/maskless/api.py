@@ -36,7 +36,7 @@ def load(
     """
     path = Path(name)
     if device is not None:
-        _check_device(device)
+        check_device(device)
     if path.name in FILES and (path.parent / "config.json").is_file():
         raise ValueError(f"{name} is a part of a model: give its folder, {path.parent}")
     if path.is_file():
@@ -130,10 +130,11 @@ def _refuse(kind: str, model: str, **given: Any) -> None:
             raise ValueError(f"{name}= is for {kind} models: this is {model}")
 
 
-def _check_device(device: str | torch.device) -> None:
+def check_device(device: str | torch.device) -> None:
     """Raise a ValueError about a device that is not here."""
     try:
         torch.empty(0, device=device)
-    except (AssertionError, RuntimeError, TypeError) as error:  # a torch without CUDA asserts
-        reason = (str(error).splitlines() or [type(error).__name__])[0]
-        raise ValueError(f"device {str(device)!r} cannot be used: {reason}") from None
+    except (AssertionError, RuntimeError, TypeError):  # a torch without CUDA asserts
+        count = torch.cuda.device_count()
+        gpus = f"cuda, or cuda:0 to cuda:{count - 1}" if count else "there is no CUDA device here"
+        raise ValueError(f"device {str(device)!r} cannot be used: expected cpu; {gpus}") from None

@@ -6,6 +6,7 @@ Nothing in a model folder is code, and nothing in it is executed when it is read
 from __future__ import annotations
 
 import dataclasses
+import difflib
 import hashlib
 import json
 from collections.abc import Mapping, Sequence
@@ -41,6 +42,25 @@ NETWORKS: dict[str, tuple[type[Any], type[nn.Module]]] = {
 LAYOUTS = ("packed", "wrapped", "padded", "image")
 Numbers = Any  # a tensor, an array, or lists
 FILES = ["config.json", "model.safetensors", "tokenizer.json", "codec/*"]
+CARD = """---
+library_name: maskless
+pipeline_tag: {task}
+tags:
+- maskless
+- {kind}
+---
+
+# {title}
+
+{about}, made with maskless: partition generative models.
+
+```python
+import maskless
+
+model = maskless.load("{name}")
+{use}
+```
+"""
 
 
 class Model(nn.Module):
@@ -166,6 +186,20 @@ class Model(nn.Module):
         if self.quality is not None:
             config["quality"] = self.quality
         write_aside(folder / "config.json", lambda path: path.write_text(json.dumps(config, indent=2) + "\n"))
+        if not (folder / "README.md").exists():  # which may be the user's own
+            write_aside(folder / "README.md", lambda path: path.write_text(self.card("path/to/this/folder")))
+
+    def card(self, name: str) -> str:
+        """What the hub shows of the model: its library, what it makes and how it is loaded. name: where it is."""
+        image = self.layout == "image"
+        return CARD.format(
+            task="unconditional-image-generation" if image else "text-generation",
+            kind={"partition": "pgm", "masked": "mdlm", "causal": "ar"}.get(self.kind, self.kind),
+            title="An image model" if image else "A text model",
+            about=f"{sum(p.numel() for p in self.network.parameters()) / 1e6:,.1f} M parameters",
+            name=name,
+            use=f"made = maskless.generate(model, n=1)[0]{'.image' * image}",
+        )
 
     @classmethod
     def from_pretrained(cls, name: str | Path) -> Model:
@@ -199,7 +233,9 @@ class Model(nn.Module):
         address = api.create_repo(repo, private=private, exist_ok=True)
         with tempfile.TemporaryDirectory() as folder:
             self.save_pretrained(folder)
-            api.upload_folder(repo_id=repo, folder_path=folder)
+            Path(folder, "README.md").write_text(self.card(repo))
+            own = api.file_exists(repo, "README.md")
+            api.upload_folder(repo_id=repo, folder_path=folder, ignore_patterns=["README.md"] if own else None)
         return str(address)
 
 
@@ -272,15 +308,43 @@ def _read_network(folder: Path) -> tuple[nn.Module, dict[str, Any], Path | None]
 
 
 def _download(name: str) -> Path:
+    """The folder of a model from the hub; a name beside models that are here is meant for one of them."""
+    path, hint = Path(name), shipped.nearest(name) or _nearest(Path(name))
+    if path.parent != Path() and _models_in(path.parent):
+        raise ValueError(f"there is no folder {name!r}{hint}")
     from huggingface_hub import snapshot_download
     from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalEntryNotFoundError
 
     if "/" not in name:
-        raise ValueError(f"{name!r} is neither a model folder nor a hub id (owner/name){shipped.nearest(name)}")
+        raise ValueError(f"{name!r} is neither a model folder nor a hub id (owner/name){hint}")
     try:
         return Path(snapshot_download(name, allow_patterns=FILES))
     except HFValidationError:
-        raise ValueError(f"{name!r} is neither a model folder nor a hub id (owner/name)") from None
+        raise ValueError(f"{name!r} is neither a model folder nor a hub id (owner/name){hint}") from None
     except (HfHubHTTPError, LocalEntryNotFoundError, OSError) as error:
         reason = str(error).strip().splitlines()[0]
-        raise ValueError(f"{name!r} is no local model, and the hub did not give it: {reason}") from None
+        raise ValueError(f"there is no folder {name!r}{hint}; the hub did not give a model either: {reason}") from None
+
+
+def _models_in(folder: Path) -> list[Path]:
+    """The runs and models in a folder."""
+    marks = ("config.json", "model/config.json", "run.json", "distill.json")
+    found = {each.relative_to(folder).parts[0] for mark in marks for each in folder.glob(f"*/{mark}")}
+    return sorted(folder / each for each in found)
+
+
+def _nearest(path: Path) -> str:
+    """A hint for a path that is almost that of a model here, or for one in a folder of models; or nothing."""
+    beside = [each.name for each in _models_in(path.parent)]
+    close = [path.parent / each for each in difflib.get_close_matches(path.name, beside, 3)] or _around(path)
+    if close:
+        return f"; did you mean {' or '.join(map(str, close))}?"
+    return f"; {path.parent} has {', '.join(beside[:8])}" if beside else ""
+
+
+def _around(path: Path) -> list[Path]:
+    """Models of the same name in folders whose name is almost that of the path's: runs/my for run/my."""
+    home = path.parent.parent
+    folders = [each.name for each in home.iterdir() if each.is_dir()] if home.is_dir() else []
+    close = difflib.get_close_matches(path.parent.name, folders, 3)
+    return [model for each in close for model in _models_in(home / each) if model.name == path.name]

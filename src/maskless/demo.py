@@ -33,11 +33,20 @@ SECONDS = 6.0  # how long a text takes to appear on a terminal at least, so that
 
 
 def show(
-    console: Console, *, model: str, rival: str, drawing: str, prompt: str, text: str, picture: Path, seed: int
+    console: Console,
+    *,
+    model: str,
+    rival: str,
+    drawing: str,
+    prompt: str,
+    text: str,
+    picture: Path,
+    seed: int,
+    device: str | None = None,
 ) -> None:
     """Show what each model does; one that is not there is passed over with a line that says so."""
     console.rule("[bold]maskless[/]: generation in any order, without a mask token")
-    writer, twin, painter = (_found(name, console) for name in (model, rival, drawing))
+    writer, twin, painter = (_found(name, device, console) for name in (model, rival, drawing))
     if writer is None and painter is None:
         raise ValueError(f"nothing to show: neither {model!r} nor {drawing!r} is there; name a model of yours")
     if writer is not None:
@@ -48,15 +57,18 @@ def show(
     if painter is not None:
         _draw(console, painter, picture, seed)
     if writer is not None and twin is not None:
-        console.print(_race({model: writer, rival: twin}, seed))
+        with console.status("racing ..."):
+            raced = _race({model: writer, rival: twin}, seed)
+        console.print(raced)
     if writer is not None:
         line = f"\nnext: maskless fill {model} 'One day, Max saw a [4] and [10].' --top-p 0.9 --revise 4"
         console.print(line, highlight=False, markup=False, soft_wrap=True)
 
 
-def _found(name: str, console: Console) -> Model | None:
+def _found(name: str, device: str | None, console: Console) -> Model | None:
     try:
-        return api.load(name)
+        with console.status(Line(f"loading {name} ...")):
+            return api.load(name, device=device)
     except ValueError as error:
         console.print(f"passed over: {error}", style="dim", highlight=False, soft_wrap=True, markup=False)
         return None
@@ -145,7 +157,8 @@ def _draw(console: Console, model: Model, to: Path, seed: int) -> None:
         raise ValueError("the pictures of the demonstration come from an image model: this is a text model")
     labels = list(model.classes[:PICTURES]) or None
     how = {"steps": min(PICTURE_STEPS, model.config.length - 1), "seed": seed, "guidance": GUIDANCE if labels else 0.0}
-    drawn = api.generate(model, None if labels else PICTURES, labels=labels, **how)
+    with console.status("drawing ..."):
+        drawn = api.generate(model, None if labels else PICTURES, labels=labels, **how)
     pictures.grid(pixels_of(drawn), to, labels=labels, columns=len(drawn))
     console.print(f"\n{to}: {len(drawn)} pictures", highlight=False, soft_wrap=True)
 
@@ -154,17 +167,18 @@ def _race(models: dict[str, Model], seed: int) -> Table:
     """How fast each model writes the same number of texts in the same number of steps, one after the other."""
     table = Table("model", "kind", "steps", title=f"\n{RACE_TEXTS} texts at once", title_justify="left")
     table.add_column("tokens/s", justify="right")
-    speeds = []
+    times = []
     for name, model in models.items():
         steps = None if model.kind == "causal" else min(RACE_STEPS, model.config.length - 1)
         first = steps if model.device.type == "cuda" or steps is None else 1
         api.generate(model, RACE_TEXTS, steps=first, seed=seed)  # folds the weights; on CUDA captures every step
         begin = time.monotonic()
         texts = api.generate(model, RACE_TEXTS, steps=steps, seed=seed)
-        speeds.append(sum(len(text.order) for text in texts) / (time.monotonic() - begin))
+        times.append(time.monotonic() - begin)
         kind = {"partition": "PGM", "masked": "MDLM"}.get(model.kind, model.kind)
-        table.add_row(name, kind, str(1 + max(texts[0].steps)), f"{speeds[-1]:,.0f}")
-    table.caption, table.caption_justify = f"{speeds[0] / speeds[1]:.1f} times the speed", "left"
+        speed = sum(text.written for text in texts) / times[-1]
+        table.add_row(name, kind, str(1 + max(texts[0].steps)), f"{speed:,.0f}")
+    table.caption, table.caption_justify = f"{times[1] / times[0]:.1f} times the speed", "left"
     return table
 
 

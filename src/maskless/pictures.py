@@ -12,6 +12,7 @@ from typing import Any, TypeVar
 import numpy as np
 import torch
 from PIL import Image, ImageDraw, ImageFont
+from PIL.PngImagePlugin import PngInfo
 from torch import Tensor
 
 from maskless.files import write_aside
@@ -24,6 +25,7 @@ SMALLEST = 96  # pixels of the side of a shown image; smaller ones are enlarged 
 MOVING = 192  # the same in a GIF, where cells are looked at
 MOST = 16  # heat maps side by side
 COLOURS = "viridis"
+SHEET = "maskless-sheet"  # what the PNG of a sheet says of itself
 Decode = Callable[[Tensor], Tensor]  # tokens (N, L) -> uint8 images (N, H, W, C)
 
 
@@ -310,4 +312,15 @@ def _mixed(colour: Sequence[float]) -> tuple[int, int, int]:
 
 
 def _save(sheet: Image.Image, path: Path) -> None:
-    write_aside(path, lambda aside: sheet.save(aside, "PNG"))
+    said = PngInfo()
+    said.add_text(SHEET, "images laid out for people, with captions")
+    write_aside(path, lambda aside: sheet.save(aside, "PNG", pnginfo=said))
+
+
+def is_sheet(path: Path) -> bool:
+    """Whether a file is a sheet that was made here, rather than one image."""
+    try:
+        with Image.open(path, formats=["PNG"]) as found:
+            return SHEET in found.info
+    except (OSError, ValueError, SyntaxError):  # not a PNG, or a damaged one
+        return False

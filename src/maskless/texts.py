@@ -23,13 +23,15 @@ class Text(str):
     """A text that remembers its tokens and how they came.
 
     tokens: the ids; steps: for each of them the step that decided it, -1 where it was given; order: the positions that
-    were decided, in the order in which they came; rounds: how many steps it took, which of exact samples are rounds.
+    were decided, in the order in which they came; rounds: how many steps it took, which of exact samples are rounds;
+    written: how many of the decided tokens are text, without end marks, padding and what stands behind the end.
     """
 
     tokens: list[int]
     steps: list[int]
     order: list[int]
     rounds: int
+    written: int
 
 
 @spelled_out
@@ -50,10 +52,10 @@ def generate_texts(
     At most `batch` samples are computed at once, which bounds the memory and changes nothing else.
     The other keywords are those of `How`.
     """
-    settings, text = How(**how), model.text_codec
+    settings = How(**how)
     context = model.config.length
     length = context if length is None else length
-    given = model.lead + text.encode(prompt)
+    given = model.lead + model.text_codec.encode(prompt)
     if not len(given) < context:
         raise ValueError(f"the prompt is {len(given)} tokens long: expected less than the model's context of {context}")
     if not len(given) < length <= context:
@@ -73,7 +75,7 @@ def generate_texts(
         keys = row_keys(settings.seed, first + begin + torch.arange(rows))
         watch = None if on_step is None else numbered_from(begin, on_step)
         drafts = drafts_of(model, tokens, known, keys, settings, at_once=batch)
-        texts += _texts(text, decide(model, drafts, watch))
+        texts += _texts(model, decide(model, drafts, watch))
     return texts
 
 
@@ -146,7 +148,7 @@ def _fill_templates(
     known = ~asked & (torch.arange(L) < lengths[:, None])
     keys = row_keys(settings.seed, numbers)
     drafts = drafts_of(model, tokens, known, keys, settings, wanted=asked, spaced=spaced)
-    return _texts(model.text_codec, decide(model, drafts, on_step), lengths)
+    return _texts(model, decide(model, drafts, on_step), lengths)
 
 
 def _fill_tokens(
@@ -166,12 +168,31 @@ def _fill_tokens(
     return decide(model, drafts_of(model, tokens, known, keys, settings), on_step)
 
 
-def _texts(text: TextCodec, done: Sampled, lengths: Sequence[int] | Tensor | None = None) -> list[Text]:
+def document_end(codec: TextCodec, layout: str, tokens: Sequence[int], steps: Sequence[int]) -> int:
+    """How many tokens of a sequence its document has: a padded one ends with the first end mark that was decided.
+
+    What stands behind it was meant as padding, unless something there was given. steps: as those of a `Text`.
+    """
+    if layout == "padded":
+        given = max((i for i, step in enumerate(steps) if step < 0), default=-1)
+        if codec.eos in tokens[given + 1 :]:
+            return tokens.index(codec.eos, given + 1)
+    return len(tokens)
+
+
+def written(codec: TextCodec, tokens: Sequence[int], steps: Sequence[int]) -> int:
+    """How many tokens of a document were decided and are text."""
+    return sum(step >= 0 and token not in codec.marks for token, step in zip(tokens, steps, strict=True))
+
+
+def _texts(model: Model, done: Sampled, lengths: Sequence[int] | Tensor | None = None) -> list[Text]:
     ends = [done.tokens.shape[1]] * len(done.tokens) if lengths is None else [int(n) for n in lengths]
-    texts = []
+    texts, codec = [], model.text_codec
     for row, end in enumerate(ends):
-        one = Text(text.decode(done.tokens[row, :end].tolist()))
-        one.tokens, one.steps = done.tokens[row, :end].tolist(), done.steps[row, :end].tolist()
+        tokens, steps = done.tokens[row, :end].tolist(), done.steps[row, :end].tolist()
+        last = document_end(codec, model.layout, tokens, steps)
+        one = Text(codec.decode(tokens[:last]))
+        one.tokens, one.steps, one.written = tokens, steps, written(codec, tokens[:last], steps[:last])
         one.order, one.rounds = done.order[row], 1 + max(one.steps)
         texts.append(one)
     return texts

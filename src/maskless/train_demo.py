@@ -54,12 +54,14 @@ def show(console: Console, *, minutes: float, seed: int) -> None:
         "  [bold]MDLM[/] hides tokens behind masks; it computes all positions, always\n"
     )
     with tempfile.TemporaryDirectory() as folder:
-        data = _data(Path(folder), seed)
+        with console.status("preparing ..."):
+            data = _data(Path(folder), seed)
         console.print("  " + "\n  ".join(toy.corpus(3, seed + 1, FAMILIES)) + "\n", style="dim", highlight=False)
         results = {}
         for model in ("pgm", "mdlm"):
             summary = _train(Path(folder) / model, data, model, minutes / 2, seed, console)
-            results[model] = _measure(summary, seed)
+            with console.status("sampling ..."):
+                results[model] = _measure(summary, seed)
     for model, result in results.items():
         console.print(Panel(_checked(result.texts[:3]), title=f"{model.upper()} writes", title_align="left"))
     _show_filling(console, results["pgm"].summary.model, seed)
@@ -99,7 +101,7 @@ def _measure(summary: Summary, seed: int) -> Result:
     texts = api.generate(summary.model, SAMPLES, steps=steps, seed=seed)
     seconds = time.monotonic() - begin
     right = sum(toy.check(text) for text in texts)
-    return Result(summary, right / SAMPLES, SAMPLES * steps / seconds, texts)
+    return Result(summary, right / SAMPLES, sum(text.written for text in texts) / seconds, texts)
 
 
 def _checked(texts: list[api.Text]) -> Line:

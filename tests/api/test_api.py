@@ -10,6 +10,7 @@ from maskless import Model, Sampled, Text, fill, generate, log_likelihood
 from maskless.codec.text import byte_codec, train_bpe
 from maskless.objective import bound
 from maskless.order import COUNTS, ORDERS
+from maskless.texts import _texts
 from nn.reference import random_state
 
 WAYS = [{"order": order, "counts": counts} for order in ORDERS for counts in COUNTS]
@@ -329,3 +330,22 @@ def test_a_rare_refresh_keeps_what_is_given_and_needs_a_full_context(tiny):
     ordered = Model(tiny("ordered", scale=0.25, vocab=257, length=L), byte_codec())
     with pytest.raises(ValueError, match="refresh 2 goes with the full context"):
         fill(ordered, "ab[6]", refresh=2)
+
+
+@pytest.mark.parametrize(
+    ("layout", "given", "shown", "count"),
+    [
+        ("padded", 1, "a cat.", 6),
+        ("padded", 3, "a cat.", 4),
+        ("packed", 1, "a cat.no", 8),
+        ("padded", 12, "a cat.no", 0),
+    ],
+)
+def test_what_stands_behind_the_end_of_a_padded_text_is_neither_shown_nor_counted(tiny, layout, given, shown, count):
+    model = Model(tiny("position", vocab=257, length=16), byte_codec(), layout)
+    row = [256, *b"a cat.", 256, 256, *b"no", 256]
+    steps = [-1] * given + list(range(12 - given))
+    drawn = Sampled(torch.tensor([row]), torch.tensor([steps]), [list(range(given, 12))])
+    (text,) = _texts(model, drawn)
+    assert (text, text.written) == (shown, count)
+    assert (text.tokens, text.steps) == (row, steps)

@@ -2,17 +2,23 @@
 
 from __future__ import annotations
 
+import io
 import json
 import os
 import shlex
 import subprocess
 import sys
+from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 from PIL import Image
 
 import maskless
+from command_inputs import noise
+from maskless.cli import show
+from maskless.terminal import Screen
 from maskless.train.report import read_metrics
 from nn.reference import parameters, random_state
 
@@ -176,6 +182,24 @@ def test_preparing_says_what_came_out(text, command, tmp_path):
     assert ended.err == ""
 
 
+@pytest.mark.parametrize(
+    ("words", "says"),
+    [
+        ("generate {model} --n 1 --steps 2", ["starting", "loading {model}", "generating"]),
+        ("evaluate {model} --what leak", ["starting", "loading {model}", "looking for leaks"]),
+        ("train --text {text} --out {out} --steps 1 --tokenizer bytes", ["starting", "preparing", "setting up"]),
+        ("distill {model} --data {model}/data --out {out} --rounds 1 --steps-per-round 1", ["starting", "setting up"]),
+    ],
+)
+def test_a_terminal_is_told_what_takes_its_time(words, says, model, text, command, monkeypatch, tmp_path):
+    screen = Screen(file=io.StringIO(), force_terminal=True, width=500)
+    monkeypatch.setattr(show, "err", screen)
+    places = {"model": model, "text": text, "out": tmp_path / "out"}
+    assert command(*words.format(**places).split()).code == 0
+    for what in says:
+        assert what.format(**places) in screen.file.getvalue()
+
+
 def test_resuming_where_there_is_nothing_starts_anew(text, command, tmp_path):
     ended = command("train", "--text", text, "--out", tmp_path / "run", *TINY, "--steps", 2, "--resume")
     assert ended.code == 0, ended.err
@@ -186,9 +210,60 @@ def test_a_run_resumes_from_any_folder(text, command, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     assert command("train", "--text", text, "--out", "run", *TINY, "--steps", 2).code == 0
     monkeypatch.chdir("/")
-    ended = command("train", "--out", tmp_path / "run", "--resume")
+    ended = command("train", "--out", tmp_path / "run", "--resume", "--steps", 3)
     assert ended.code == 0, ended.err
     assert "resumed at step 2" in ended.err
+
+
+def contents(folder: Path) -> dict[Path, tuple[int, bytes]]:
+    return {p: (p.stat().st_mtime_ns, p.read_bytes()) for p in folder.rglob("*") if p.is_file()}
+
+
+@pytest.mark.parametrize("end", [("--steps", 2), ("--minutes", 0.01)])
+def test_a_finished_run_says_so_and_how_to_go_on_and_nothing_is_rewritten(end, text, command, tmp_path):
+    run = tmp_path / "a run"
+    assert command("train", "--text", text, "--out", run, *TINY, *end).code == 0
+    before = contents(run)
+    ended = command("train", "--out", run, "--resume")
+    assert (ended.code, ended.err, contents(run)) == (0, "", before)
+    step = read_metrics(run / "metrics.jsonl")[-1]["step"]
+    assert ended.out.startswith(
+        f"{run} is finished, at step {step:,}; train on with a later end: maskless train --out "
+    )
+    more = shlex.split(ended.out.partition("maskless ")[2])
+    assert more[:4] == ["train", "--out", str(run), "--resume"]
+    assert command(*more).code == 0
+    assert read_metrics(run / "metrics.jsonl")[-1]["step"] > step
+
+
+def test_a_finished_codec_and_a_finished_distillation_say_so(text, command, tmp_path):
+    np.save(tmp_path / "images.npy", noise(12, 8, 8, 3))
+    codec = ["train-codec", "--out", tmp_path / "codec"]
+    tiny = [
+        "--images",
+        tmp_path / "images.npy",
+        "--width",
+        32,
+        "--latent",
+        8,
+        "--codes",
+        8,
+        "--blocks",
+        1,
+        "--batch",
+        4,
+    ]
+    assert command(*codec, *tiny, "--steps", 1).code == 0
+    before, ended = contents(tmp_path / "codec"), command(*codec, "--resume")
+    assert (ended.code, ended.err, contents(tmp_path / "codec")) == (0, "", before)
+    assert ended.out.endswith(f"maskless train-codec --out {tmp_path / 'codec'} --resume --steps 2\n")
+    assert command("train", "--text", text, "--out", tmp_path / "run", *TINY, "--steps", 2).code == 0
+    how = ["--rounds", 1, "--teacher-steps", 8, "--steps-per-round", 1, "--batch", 4, "--tracker", "none"]
+    distill = ["distill", "--out", tmp_path / "fast"]
+    assert command(*distill, tmp_path / "run", "--data", tmp_path / "run" / "data", *how).code == 0
+    before, ended = contents(tmp_path / "fast"), command(*distill, "--resume")
+    assert (ended.code, ended.err, contents(tmp_path / "fast")) == (0, "", before)
+    assert ended.out.endswith(f"maskless distill --out {tmp_path / 'fast'} --resume --rounds 2\n")
 
 
 def test_a_recipe_gives_sizes_and_settings_that_options_override(text, command, tmp_path):

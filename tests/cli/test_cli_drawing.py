@@ -70,6 +70,25 @@ def test_how_pictures_are_drawn_can_be_chosen(command, model, saved, tmp_path):
     assert Image.open(heat).width > 400
 
 
+def test_one_picture_is_written_alone_and_several_on_a_sheet_which_is_not_filled(command, model, saved, tmp_path):
+    one, sheet, several = (tmp_path / f"{name}.png" for name in ("one", "sheet", "several"))
+    asked = ["generate", saved, "--label", "light", "--steps", 2]
+    for words in (["--out", one], ["--sheet", "--out", sheet], ["--n", 2, "--out", several]):
+        assert command(*asked, *words).code == 0
+    (drawn,) = images.generate_images(model, ["light"], steps=2)
+    assert np.array_equal(np.asarray(Image.open(one)), np.asarray(drawn.image))
+    out = tmp_path / "filled.png"
+    assert command("fill", saved, one, "--box", "0,0,4,3", "--steps", 2, "--out", out).code == 0
+    out.unlink()
+    for path in (sheet, several):
+        ended = command("fill", saved, path, "--box", "0,0,4,3", "--out", out)
+        says = f"error: {path} is a sheet of images with captions: expected the file of a single image\n"
+        assert (ended.code, ended.out, ended.err) == (2, "", says)
+    assert not out.exists()
+    ended = command(*asked, "--sheet", "--out", tmp_path / "folder")
+    assert (ended.code, ended.err.count("\n"), "--sheet goes into a file" in ended.err) == (2, 1, True)
+
+
 def test_how_a_picture_is_filled_can_be_chosen(command, model, saved, tmp_path):
     picture, out = tmp_path / "picture.png", tmp_path / "filled.png"
     Image.new("L", (4, 4), 85).save(picture)

@@ -22,6 +22,7 @@ from maskless.cli import commands, entry
 from maskless.codec.text import byte_codec
 from maskless.data.prepare import prepare
 from maskless.order import COUNTS, ORDERS
+from maskless.train.state import diverged
 
 
 def raising(error: BaseException | type[BaseException]) -> Callable[..., NoReturn]:
@@ -44,7 +45,7 @@ def raising(error: BaseException | type[BaseException]) -> Callable[..., NoRetur
         ("train --out {out} --text {text} --data {data}", "what to train on? expected either"),
         ("train --out {out} --data {tmp}", "not a prepared folder"),
         ("train --out {out} --data {data} --length 8", "--length go with --text"),
-        ("train --out {model} --text {text}", "holds a run already: resume it with --resume"),
+        ("train --out {model} --text {text}", "another --out; continue with: maskless train --out {model} --resume"),
         ("train --out {out} --text {text} --vocab 300 --tokenizer bytes", "exclude each other"),
         ("train --out {out} --text {text} --vocab 100", "vocab is 100: expected at least 257"),
         ("train --out {out} --text {text} --length 0", "length is 0: expected 3 or more"),
@@ -235,7 +236,11 @@ def test_another_error_of_torch_keeps_its_traceback(command, monkeypatch):
         (["distill", "--out", "{run}"], "interrupted"),
         (["train", "--out", "{run}/new"], "interrupted"),
         (["train"], "interrupted"),
-        (["evaluate", "--out", "{run}"], "interrupted"),
+        (["evaluate", "--out", "{run}/new.json"], "interrupted"),
+        (
+            ["evaluate", "m", "--out", "{run}/run.json"],
+            "interrupted; continue with: maskless evaluate m --out {run}/run.json",
+        ),
         (["reproduce", "table-5"], "interrupted; continue with: maskless reproduce table-5"),
         (["serve"], "interrupted"),
     ],
@@ -245,6 +250,18 @@ def test_an_interruption_ends_with_the_command_that_continues(words, says, comma
     monkeypatch.setattr(commands, "app", raising(KeyboardInterrupt))
     ended = command(*(word.format(run=tmp_path) for word in words))
     assert ended == (130, "", says.format(run=tmp_path) + "\n")
+
+
+def test_a_run_that_diverges_ends_with_the_command_that_continues(command, monkeypatch, tmp_path):
+    run = tmp_path / "run"
+    (run / "states").mkdir(parents=True)
+    for states, ends in (([], "in another --out\n"), (["step-00000003.pt"], f"maskless train --out {run} --resume\n")):
+        for name in ("run.json", *(f"states/{state}" for state in states)):
+            (run / name).touch()
+        monkeypatch.setattr(commands, "app", raising(diverged("the loss is nan", 5, run / "states")))
+        ended = command("train", "--out", run)
+        assert (ended.code, ended.err.count("\n")) == (2, 1)
+        assert ended.err.endswith(ends)
 
 
 def test_an_interruption_inside_an_eval_keeps_the_exit_code(tmp_path):

@@ -96,7 +96,7 @@ def test_a_released_network_is_given_the_codec_of_its_tokens(tmp_path, command):
     said = one_line(command("convert", file, to, "--codec", "pixels:8"))
     assert said == "the codec pixels:8 has 8 codes, the model a vocabulary of 13"
     done(command("convert", file, to, "--codec", "pixels:12"))
-    assert "1 pictures" in done(command("generate", to, "--label", 3, "--steps", 2, "--out", tmp_path / "new.png")).out
+    assert "1 picture\n" in done(command("generate", to, "--label", 3, "--steps", 2, "--out", tmp_path / "new.png")).out
 
 
 # Filling in

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import dataclasses
 import inspect
+import os
+import re
 import subprocess
 import sys
 from typing import Annotated, Any, get_args, get_type_hints
@@ -71,6 +73,34 @@ def test_every_field_is_an_option_and_every_option_a_field(commands, table: Opti
             assert options[name][0] == (option.name or f"--{name.replace('_', '-')}")
 
 
+COMPUTING = {*COMMANDS} - {"convert", "models", "bench"}
+
+
+def test_every_command_that_computes_takes_the_same_device():
+    computing = {name: COMMANDS[name] for name in COMPUTING} | BENCH
+    found = {name: [one for one in command.params if one.name == "device"] for name, command in computing.items()}
+    assert [name for name, options in found.items() if len(options) != 1] == []
+    assert len({(*options[0].opts, options[0].help) for options in found.values()}) == 1
+
+
+@pytest.mark.parametrize("words", ["generate stories", "train --text a --out b", "fid a b", "serve", "bench sample"])
+def test_a_device_that_is_not_here_is_one_line_before_anything_is_read(words, command):
+    for device in ("gpu", "cuda:99"):
+        ended = command(*words.split(), "--device", device)
+        assert (ended.code, ended.out) == (2, "")
+        assert re.fullmatch(f"error: device '{device}' cannot be used: expected cpu; .*cuda.*\n", ended.err, re.I)
+
+
+def test_what_finds_a_device_by_itself_finds_the_one_that_was_chosen(command, monkeypatch):
+    found = []
+    monkeypatch.setattr("maskless.train_demo.show", lambda *_, **__: found.append(os.environ["ACCELERATE_USE_CPU"]))
+    monkeypatch.setenv("ACCELERATE_USE_CPU", "false")
+    assert command("train-demo", "--device", "cpu").code == 0
+    monkeypatch.setenv("MASKLESS_DEVICE", "abacus")
+    assert command("train-demo").code == 2
+    assert found == ["true"]
+
+
 def test_every_option_has_a_help_text():
     params = [(command.name, one) for command in (*COMMANDS.values(), *BENCH.values()) for one in command.params]
     assert len(params) > 200
@@ -134,3 +164,17 @@ print({"torch", "accelerate", "PIL", "transformers", "fastapi", "matplotlib"} & 
 def test_help_and_the_list_of_models_load_nothing_heavy():
     done = subprocess.run([sys.executable, "-c", LOADED], capture_output=True, text=True, check=True)
     assert done.stdout.splitlines()[-1] == "set()"
+
+
+def test_the_help_begins_with_the_demonstration_and_speaks_the_words_of_the_field():
+    assert next(iter(COMMANDS)) == "demo"
+    words = {
+        ("generate", "top_p"): "Top-p (nucleus) threshold",
+        ("generate", "schedule"): "Guidance schedule",
+        ("fill", "revise"): "Revision rounds",
+        ("train", "resume"): "Resume the run in --out",
+        ("train", "width"): "Hidden size",
+        ("train", "accumulate"): "Gradient accumulation steps",
+    }
+    for (name, option), text in words.items():
+        assert next(one.help for one in COMMANDS[name].params if one.name == option).startswith(text)

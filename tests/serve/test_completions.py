@@ -10,24 +10,23 @@ from tokenizers.pre_tokenizers import Whitespace
 
 from maskless.codec.text import TextCodec
 from maskless.how import How
-from maskless.serve import texts
+from maskless.serve.completions import Completion
 from maskless.serve.host import Host, Limits
 from maskless.serve.requests import CompletionRequest
-from maskless.serve.routes_text import _Completion
 
 
 def test_a_streamed_completion_shows_no_token_that_lands_while_it_is_read(models):
     """Two positions are noted as decided after the tokens were read."""
     host = Host("pgm", models["pgm"], Limits())
-    completion = _Completion(host, CompletionRequest(prompt="anna", max_tokens=4))
-    drafts = texts.drafts_of(host, completion.gapped, How())
+    completion = Completion(host, CompletionRequest(prompt="anna", max_tokens=4))
+    drafts = completion.drafts(How())
 
     class Landing:
         """Tokens as they were before, and then their steps are noted."""
 
         def __getitem__(self, row: int) -> torch.Tensor:
             before = drafts.tokens[row].clone()
-            drafts.came[row, completion.gap[:2]] = 0
+            drafts.came[row, completion.gaps[0][:2]] = 0
             return before
 
     assert completion.chunk(0, SimpleNamespace(came=drafts.came, tokens=Landing())) is None
@@ -40,6 +39,6 @@ def test_a_completion_reads_as_it_does_behind_its_prompt():
     words = Tokenizer(WordPiece(ids, unk_token="[UNK]"))
     words.pre_tokenizer, words.decoder = Whitespace(), WordPieceDecoder()
     host = SimpleNamespace(text=TextCodec(words), name="words", length=9, lead=[])
-    completion = _Completion(host, CompletionRequest(prompt="the cat", max_tokens=3))
-    assert completion._text([1, 2, 3, 4, 2])[0] == "s on cat"
-    assert completion._text([1, 2, 4, 2, 3])[0] == " on cats"
+    completion = Completion(host, CompletionRequest(prompt="the cat", max_tokens=3))
+    assert completion.text(0, [1, 2, 3, 4, 2])[0] == "s on cat"
+    assert completion.text(0, [1, 2, 4, 2, 3])[0] == " on cats"

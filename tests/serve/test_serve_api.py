@@ -2,12 +2,19 @@
 
 import base64
 import json
+import math
 import re
 import threading
 
 import pytest
+import torch
 
 import maskless
+from maskless.checkpoint import Model
+from maskless.how import How
+from maskless.serve.completions import Completion
+from maskless.serve.host import Host, Limits
+from maskless.serve.requests import CompletionRequest
 
 
 def test_a_filled_text_is_that_of_the_library(server, models):
@@ -17,8 +24,8 @@ def test_a_filled_text_is_that_of_the_library(server, models):
     (text,) = answer.json["texts"]
     assert text["text"] == own
     assert text["tokens"] == own.tokens
-    assert text["came"] == own.steps
-    assert all((p is None) == (step < 0) for p, step in zip(text["probabilities"], text["came"], strict=True))
+    assert text["steps"] == own.steps
+    assert all((p is None) == (step < 0) for p, step in zip(text["probabilities"], text["steps"], strict=True))
 
 
 def test_tokens_with_nulls_are_filled_and_the_others_stay(server):
@@ -27,7 +34,7 @@ def test_tokens_with_nulls_are_filled_and_the_others_stay(server):
     body = {"tokens": [None if i % 3 == 1 else t for i, t in enumerate(tokens)], "spaced": [1], "seed": 9}
     second = server.post("/v1/fill", body).json["texts"][0]
     assert [t for i, t in enumerate(second["tokens"]) if i % 3 != 1] == [t for i, t in enumerate(tokens) if i % 3 != 1]
-    assert [step >= 0 for step in second["came"]] == [i % 3 == 1 for i in range(len(tokens))]
+    assert [step >= 0 for step in second["steps"]] == [i % 3 == 1 for i in range(len(tokens))]
     assert second["pieces"][1].startswith(" ")
 
 
@@ -69,7 +76,7 @@ def test_each_token_is_told_with_the_step_of_its_own_text(server):
     _, *steps, (_, done) = server.post("/v1/fill", body).events
     told = {(one["row"], one["position"]): step["step"] for _, step in steps for one in step["decided"]}
     came = {
-        (row, i): step for row, text in enumerate(done["texts"]) for i, step in enumerate(text["came"]) if step >= 0
+        (row, i): step for row, text in enumerate(done["texts"]) for i, step in enumerate(text["steps"]) if step >= 0
     }
     assert told == came
 
@@ -79,7 +86,7 @@ def test_revisions_are_those_of_the_library_and_of_the_stream(server, models):
     whole = server.post("/v1/fill", body).json
     own = maskless.fill(models["pgm"], "anna [16] the [3] .", steps=8, seed=2, revise=3)
     assert whole["texts"][0]["tokens"] == own.tokens
-    assert whole["texts"][0]["came"] == own.steps
+    assert whole["texts"][0]["steps"] == own.steps
     (_, opening), *steps, (_, done) = server.post("/v1/fill", body | {"stream": True}).events
     assert opening["steps"] == whole["steps"] == len(steps) == 8 + 1 + 1 + 1
     assert [step["step"] for _, step in steps] == list(range(len(steps)))
@@ -87,7 +94,7 @@ def test_revisions_are_those_of_the_library_and_of_the_stream(server, models):
     (text,) = done["texts"]
     assert text == whole["texts"][0]
     for i, (step, one) in last.items():
-        assert (step, one["token"]) == (text["came"][i], text["tokens"][i])
+        assert (step, one["token"]) == (text["steps"][i], text["tokens"][i])
         assert one["probability"] == text["probabilities"][i]
     assert sum(len(step["decided"]) for _, step in steps) > len(last) == 19
 
@@ -113,6 +120,89 @@ def test_completions_are_openais(server):
     echoed = server.post("/v1/completions", body | {"echo": True}).json["choices"]
     assert all(choice["text"].startswith("anna has [2] ") for choice in echoed)
     assert [c["text"].removeprefix("anna has [2] ") for c in echoed] == [c["text"] for c in answer["choices"]]
+
+
+def streamed(server, body: dict) -> list[dict]:
+    """The chunks of a completion, the end of the stream aside."""
+    events = server.post("/v1/completions", body | {"stream": True}).body.decode().removesuffix("\n\n").split("\n\n")
+    assert events[-1] == "data: [DONE]"
+    return [json.loads(one.removeprefix("data: ")) for one in events[:-1]]
+
+
+def test_a_completion_takes_several_prompts_and_tokens(server):
+    body = {"model": "pgm", "max_tokens": 5, "n": 2, "seed": 3, "order": "left"}
+    alone = [server.post("/v1/completions", body | {"prompt": one}).json for one in ("anna has", "the ball of eva")]
+    both = server.post("/v1/completions", body | {"prompt": ["anna has", "the ball of eva"]}).json
+    assert [choice["index"] for choice in both["choices"]] == [0, 1, 2, 3]
+    assert [c["text"] for c in both["choices"]] == [c["text"] for one in alone for c in one["choices"]]
+    for name in ("prompt_tokens", "completion_tokens", "total_tokens"):
+        assert both["usage"][name] == sum(one["usage"][name] for one in alone)
+    filled = server.post("/v1/fill", {"text": "anna has[1]", "model": "pgm"}).json["texts"][0]
+    ids = [token for token, step in zip(filled["tokens"], filled["steps"], strict=True) if step < 0]
+    for prompt in (ids, [ids]):
+        given = server.post("/v1/completions", body | {"prompt": prompt, "echo": True}).json
+        assert [c["text"] for c in given["choices"]] == [f"anna has{c['text']}" for c in alone[0]["choices"]]
+        assert given["usage"] == alone[0]["usage"]
+    whole = {choice["index"]: choice["text"] for choice in both["choices"]}
+    for chunk in streamed(server, body | {"prompt": ["anna has", "the ball of eva"]}):
+        (choice,) = chunk["choices"]
+        assert whole[choice["index"]].startswith(choice["text"])
+        whole[choice["index"]] = whole[choice["index"]].removeprefix(choice["text"])
+    assert {*whole.values()} == {""}
+
+
+def test_a_stream_tells_what_was_used_if_it_is_asked(server):
+    body = {"prompt": "anna", "max_tokens": 5, "seed": 1}
+    *chunks, last = streamed(server, body | {"stream_options": {"include_usage": True}})
+    assert (last["choices"], last["usage"]) == ([], server.post("/v1/completions", body).json["usage"])
+    assert chunks
+    assert all(chunk["usage"] is None for chunk in chunks)
+    assert all("usage" not in chunk for chunk in streamed(server, body))
+
+
+def test_what_clients_leave_open_may_be_null_or_empty(server):
+    body = {"model": "pgm", "prompt": "anna", "max_tokens": 4}
+    said = {"logit_bias": {}, "frequency_penalty": 0.0, "presence_penalty": 0, "best_of": 1, "n": 1, "top_p": 1}
+    said |= dict.fromkeys(("echo", "logprobs", "stop", "stream", "stream_options", "suffix", "user", "temperature"))
+    plain, full = (server.post("/v1/completions", one).json for one in (body, body | said))
+    assert plain["choices"] == full["choices"]
+
+
+def test_log_probabilities_are_those_of_each_token(server):
+    body = {"prompt": "anna", "max_tokens": 6, "seed": 2, "logprobs": 1}
+    (choice,) = server.post("/v1/completions", body).json["choices"]
+    found = choice["logprobs"]
+    assert found["text_offset"] == [len("".join(found["tokens"][:i])) for i in range(6)]
+    assert found["top_logprobs"] == [{t: p} for t, p in zip(found["tokens"], found["token_logprobs"], strict=True)]
+    filled = server.post("/v1/fill", {"text": "anna[6]", "seed": 2}).json["texts"][0]
+    decided = [pair for pair in zip(filled["pieces"], filled["probabilities"], strict=True) if pair[1] is not None]
+    assert found["tokens"] == [piece for piece, _ in decided]
+    assert [math.exp(p) for p in found["token_logprobs"]] == pytest.approx([p for _, p in decided], rel=1e-3)
+    (last,) = (chunk["choices"][0] for chunk in streamed(server, body))
+    assert last["logprobs"] == found
+    assert server.post("/v1/completions", body | {"logprobs": 0}).json["choices"][0]["logprobs"]["top_logprobs"] is None
+
+
+def test_a_model_is_found_by_its_name_and_an_unknown_one_is_404(server):
+    listed = {one["id"]: one for one in server.get("/v1/models").json["data"]}
+    assert {"id", "object", "created", "owned_by"} <= listed["pgm"].keys()
+    assert server.get("/v1/models/pgm").json == listed["pgm"]
+    for answer in (server.get("/v1/models/gpt"), server.post("/v1/completions", {"model": "gpt", "prompt": "a"})):
+        assert answer.status == 404
+        assert "'gpt': expected one of pgm" in answer.json["error"]["message"]
+
+
+def test_an_end_is_not_counted_as_text(models):
+    """What a completion has behind it is not either, nor what leads every sequence."""
+    model = Model(models["pgm"].network, models["pgm"].codec, "padded")
+    host = Host("stories", model, Limits())
+    completion = Completion(host, CompletionRequest(prompt="anna has", max_tokens=4))
+    drafts, gap, eos = completion.drafts(How()), completion.gaps[0], model.codec.eos
+    drafts.tokens[0, gap] = torch.tensor([5, 6, eos, 7])
+    given = len(model.codec.encode("anna has"))
+    usage = {"prompt_tokens": given, "completion_tokens": 2, "total_tokens": given + 2}
+    assert completion.answer(drafts)["usage"] == usage
+    host.batcher.close()
 
 
 def test_a_prompt_may_end_in_a_backslash(server):
@@ -166,7 +256,7 @@ def test_requests_that_arrive_together_share_steps_and_change_nothing(server):
     assert steps < sum(min(body["steps"], 5 + i % 5) for i, body in enumerate(bodies))
     for one, other in zip(alone, together, strict=True):
         assert one[0]["tokens"] == other[0]["tokens"]
-        assert one[0]["came"] == other[0]["came"]
+        assert one[0]["steps"] == other[0]["steps"]
 
 
 def test_pictures_are_drawn_filled_and_streamed(server, models):

@@ -1,15 +1,22 @@
 """A run is a folder: stopped, it goes on as if nothing had been, and what cannot go on is named."""
 
 import dataclasses
+import io
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from types import SimpleNamespace
 
 import pytest
 from rich.console import Console
 from run_folders import complete
 
 import maskless
+from maskless.evaluate.likelihood import Likelihood
 from maskless.objective import mixed_seed
+from maskless.train import folder as folder_module
+from maskless.train import loop, state
+from maskless.train.folder import TAIL
+from maskless.train.loop import Progress
 from maskless.train.report import read_metrics
 from maskless.train.run import Run, RunConfig, run
 
@@ -51,6 +58,64 @@ def test_a_run_moves_with_its_data(data, configure, tmp_path):
     inside.write(tmp_path / "run")
     (tmp_path / "run").rename(tmp_path / "moved")
     assert RunConfig.read(tmp_path / "moved").data == str(tmp_path / "moved" / "data")
+
+
+# Minutes
+
+
+@pytest.fixture
+def slow(monkeypatch) -> list[float]:
+    """The time, which goes on by what is done: steps, saving, and above all evaluating and sampling take long."""
+    now, steps, save = [0.0], Run.steps, state.save
+
+    def pass_by(seconds: float) -> None:
+        now[0] += seconds
+
+    def slowly(self: Run) -> Iterator[Progress]:
+        for step in steps(self):
+            pass_by(1.0)
+            yield step
+
+    def measured(network, rows, *, sequences: int, **_) -> Likelihood:
+        pass_by(0.3 * sequences)
+        return Likelihood(1.0, 0.1, sequences, sequences)
+
+    for module in (loop, folder_module):
+        monkeypatch.setattr(module, "time", SimpleNamespace(monotonic=lambda: now[0]))
+    monkeypatch.setattr(Run, "steps", slowly)
+    monkeypatch.setattr("maskless.train.run.likelihood", measured)
+    monkeypatch.setattr("maskless.train.run.generate", lambda *_, **__: pass_by(3.0) or [])
+    monkeypatch.setattr(state, "save", lambda *given: pass_by(1.0) or save(*given))
+    return now
+
+
+def test_minutes_are_wall_time_from_the_start_of_the_command_to_its_end(slow, configure, tmp_path):
+    """A full evaluation between steps would take longer than the run."""
+    defaults = {"steps": 10_000, "warmup": None, "evaluate_every": None, "save_every": None, "sample_every": None}
+    for minutes in (1, 2):
+        slow[0] = 9.0  # a set-up, since 0
+        folder = tmp_path / str(minutes)
+        summary = run(folder, configure(minutes=minutes, **defaults), Console(quiet=True), begun=0.0)
+        assert 0.9 <= (slow[0] + TAIL) / (60 * minutes) <= 1.1
+        assert summary.seconds > 0.5 * 60 * minutes
+        assert summary.steps == round(summary.seconds)
+        assert {"loss", "perplexity"} <= set().union(*read_metrics(folder / "metrics.jsonl"))
+
+
+def test_a_run_that_is_set_up_slowly_still_has_half_of_its_minutes_and_says_so(slow, configure, tmp_path):
+    slow[0], said = 100.0, io.StringIO()
+    summary = run(tmp_path, configure(minutes=1, steps=10_000, save_every=0), Console(file=said, width=200), begun=0.0)
+    assert 30 <= summary.seconds < 32
+    assert "the set-up took 100 of 60 seconds, which leaves 30 for training" in said.getvalue()
+
+
+def test_a_run_of_minutes_warms_up_for_a_twentieth_of_it(configure):
+    settings = configure(warmup=None, minutes=1, decay="constant", learning_rate=1.0).train
+    assert settings.rate(0, 0.0) == pytest.approx(0.01)
+    assert settings.rate(49, 0.01) == pytest.approx(0.5)  # many steps: a hundred of them
+    assert settings.rate(24, 0.025) == pytest.approx(0.5)  # few: a twentieth of the run
+    assert settings.rate(4, 0.5) == pytest.approx(0.5)  # very few: ten
+    assert settings.rate(99, 0.01) == 1.0
 
 
 # What cannot go on

@@ -36,12 +36,12 @@ def agree(config: RunConfig, folder: Path) -> dict[str, Any]:
     minutes = 10  # so long that what the steps really take is next to nothing
     timed = dataclasses.replace(config.train, minutes=minutes, steps=10_000, decay="cosine")
     this = Run(folder, dataclasses.replace(config, train=timed))
-    this.clock.begin -= (
+    this.clock.made -= (
         60 * minutes * (0.2 + 0.4 * processes().process_index)
     )  # one process thinks that much more is over
     seen = []
     for step in this:
-        this.clock.begin -= 60 * minutes / 10
+        this.clock.made -= 60 * minutes / 10
         seen.append([step.step, step.rate, step.share])
     weights = torch.cat([p.detach().flatten() for p in this.network.parameters()])
     return {

@@ -11,7 +11,7 @@ from rich.measure import Measurement
 
 from maskless.cli import show
 from maskless.cli.checks import check_places, numbers
-from maskless.cli.options import JSON, Given, NeedsTorch, Option, Options, with_tables
+from maskless.cli.options import DEVICE, JSON, Given, NeedsTorch, Option, Options, with_tables
 from maskless.files import json_text
 from maskless.terminal import Screen
 
@@ -49,7 +49,6 @@ RUN: Options = {
     "against": Option(list[str], "A rival of the same width and layers; may be repeated."),
     "table": Option(str, "A named set of cases; --steps then selects rows."),
     "precision": Option(str, "bf16 (default on CUDA) or fp32 (on CPU)."),
-    "device": Option(str, "cpu or cuda. Default: the GPU where there is one."),
     "repeat": Option(int, "Timed runs of each case, after the first and up to two more. Default: 5."),
     "plot": Option(Path, "A PNG: throughput against each list that was given."),
     "quality": Option(Path, "JSON with the quality of samples, to plot against throughput."),
@@ -74,7 +73,13 @@ def _alone(context: typer.Context) -> None:
 
 @bench.command(cls=NeedsTorch)
 @with_tables
-def sample(*, case: Annotated[Given, SAMPLING], run: Annotated[Given, SAMPLING_RUN], as_json: JSON = False) -> None:
+def sample(
+    *,
+    case: Annotated[Given, SAMPLING],
+    run: Annotated[Given, SAMPLING_RUN],
+    device: DEVICE = None,
+    as_json: JSON = False,
+) -> None:
     """Measure how fast random networks sample.
 
     maskless bench sample --model pgm --encoder 8 --layers 16 --steps 32,128 --against mdlm --plot speed.png
@@ -89,14 +94,20 @@ def sample(*, case: Annotated[Given, SAMPLING], run: Annotated[Given, SAMPLING_R
 
     run.setdefault("repeat", 5)
     if "exact" in run:
-        _exact(as_json, **case | run)
+        _exact(as_json, device=device, **case | run)
     else:
-        _bench(SampleCase, case, as_json, **run)
+        _bench(SampleCase, case, as_json, device=device, **run)
 
 
 @bench.command(cls=NeedsTorch)
 @with_tables
-def train(*, case: Annotated[Given, TRAINING], run: Annotated[Given, TRAINING_RUN], as_json: JSON = False) -> None:
+def train(
+    *,
+    case: Annotated[Given, TRAINING],
+    run: Annotated[Given, TRAINING_RUN],
+    device: DEVICE = None,
+    as_json: JSON = False,
+) -> None:
     """Measure how fast random networks train: forward, forward and backward, whole optimiser steps.
 
     maskless bench train --model pgm --encoder 6 --layers 12 --batch 32 --against mdlm
@@ -106,7 +117,7 @@ def train(*, case: Annotated[Given, TRAINING], run: Annotated[Given, TRAINING_RU
     from maskless.bench.case import TrainCase
 
     run.setdefault("repeat", 10)
-    _bench(TrainCase, case, as_json, **run)
+    _bench(TrainCase, case, as_json, device=device, **run)
 
 
 def _bench(
@@ -131,7 +142,7 @@ def _bench(
     if quality is not None and plot is None:
         raise ValueError("--quality goes with --plot FILE.png, where it is drawn")
     check_places(plot, out)
-    found = machine.find_device(device)
+    found = machine.find_device(device and device.partition(":")[0])  # of several GPUs, DEVICE has chosen one
     precision = precision or ("bf16" if found.type == "cuda" else "fp32")
     lists = {n: list(dict.fromkeys(numbers(n, given[n], int, "32,128"))) for n in LISTS if n in given}
     sizes = {name: value for name, value in given.items() if name not in LISTS}

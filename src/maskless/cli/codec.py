@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import dataclasses
+from functools import partial
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from maskless.cli import show
-from maskless.cli.options import JSON, Given, Option, Options, with_tables
-from maskless.cli.train import RESUME, TRAINING, goes_on
+from maskless.cli import entry, show
+from maskless.cli.options import DEVICE, JSON, Given, Option, Options, with_tables
+from maskless.cli.train import RESUME, TRAINING, goes_on, is_finished
 from maskless.files import json_text
 from maskless.terminal import say
 
@@ -48,24 +49,30 @@ def train_codec(
     resume: RESUME = False,
     sizes: Annotated[Given, SIZES],
     training: Annotated[Given, CODEC_TRAINING],
+    device: DEVICE = None,
     as_json: JSON = False,
 ) -> None:
     """Train an image tokenizer on your own images.
 
     maskless train-codec --images photos --size 64 --factor 4 --codes 1024 --out runs/codec --minutes 10
     """
-    from maskless.recipes import recipe as find
-    from maskless.train import codec
-    from maskless.train.setup import run_folder
+    with show.waiting("starting"):
+        from maskless.recipes import recipe as find
+        from maskless.train import codec
+        from maskless.train.setup import run_folder
 
     if recipe:
         known = find(recipe, "train-codec")
         sizes, training = known.network | sizes, known.train | training
     if "factor" in sizes:
         training["factor"] = sizes.pop("factor")
-    make = codec.resumed if resume and goes_on(to, "run.json", images, "--images") else codec.configure
+    again = resume and goes_on(to, "run.json", images, "--images")
+    make = partial(codec.resumed if again else codec.configure, to, images or [], codec=sizes, **training)
+    if again and not as_json and is_finished("train-codec", to, make(), "codec"):
+        return
     with run_folder(to, together=False):
-        summary = codec.train_codec(to, make(to, images or [], codec=sizes, **training), show.err)
+        config = make()
+        summary = codec.train_codec(to, config, show.err, begun=entry.begun)
     if as_json:
         fields = {"steps": summary.steps, "seconds": summary.seconds, "images_per_second": summary.images_per_second}
         print(json_text(fields | dataclasses.asdict(summary.quality)))

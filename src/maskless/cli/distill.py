@@ -11,7 +11,7 @@ import typer
 from rich.table import Table
 
 from maskless.cli import show
-from maskless.cli.options import JSON, TOKENIZER, Given, Option, Options, with_tables
+from maskless.cli.options import DEVICE, JSON, TOKENIZER, Given, Option, Options, with_tables
 from maskless.cli.train import RESUME, TRAINING, goes_on
 from maskless.files import json_text
 from maskless.terminal import say
@@ -27,7 +27,7 @@ HOW: Options = {  # fields of `DistillConfig`
 OF_THE_MODEL = ("model", "objective", "orders", "weights", "initial", "label_dropout")  # settled by the teacher
 ROUND: Options = {name: option for name, option in TRAINING.items() if name not in OF_THE_MODEL} | {
     "steps": Option(int, "Training steps. Default: 10,000.", "--steps-per-round"),
-    "minutes": Option(float, "Time budget.", "--minutes-per-round"),
+    "minutes": Option(float, "Time budget: wall time of a round.", "--minutes-per-round"),
     "batch": Option(int, "Global batch size. Default: 128."),
     "learning_rate": Option(float, "Learning rate. Default: 3e-4.", "--lr"),
     "warmup": Option(int, "Warm-up steps, in each round."),
@@ -50,6 +50,7 @@ def distill(
     how: Annotated[Given, HOW],
     training: Annotated[Given, ROUND],
     tokenizer: TOKENIZER = None,
+    device: DEVICE = None,
     as_json: JSON = False,
 ) -> None:
     """Teach a model to do in one step what it does in two, round after round.
@@ -58,17 +59,24 @@ def distill(
 
     maskless distill --out runs/my-fast --resume
     """
-    from maskless.data.image_tokens import holds_images
-    from maskless.train import distill_run
-    from maskless.train.processes import processes
-    from maskless.train.setup import run_folder
+    with show.waiting("starting"):
+        from maskless.data.image_tokens import holds_images
+        from maskless.train import distill_run
+        from maskless.train.processes import processes
+        from maskless.train.setup import run_folder
 
     again = resume and goes_on(to, distill_run.CONFIG, model or data, "MODEL and --data")
-    make = distill_run.resumed if again else distill_run.begin
-    with run_folder(to):
-        asked = distill_run.DistillRequest(source=model, data=data, tokenizer=tokenizer, how=how, train=training)
-        config = make(to, asked)
-        done = distill_run.distill(to, config, show.err)
+    asked = distill_run.DistillRequest(source=model, data=data, tokenizer=tokenizer, how=how, train=training)
+    done = distill_run.finished(to, distill_run.resumed(to, asked)) if again else None
+    if done is None:
+        with run_folder(to):
+            with show.waiting("setting up"):
+                config = (distill_run.resumed if again else distill_run.begin)(to, asked)
+            done = distill_run.distill(to, config, show.err)
+    elif not as_json and processes().is_main_process:
+        more = shlex.join(["maskless", "distill", "--out", str(to), "--resume", "--rounds", str(len(done) + 1)])
+        say(f"{to} is finished, after {len(done)} rounds; go on with more of them: {more}")
+        return
     if not processes().is_main_process:
         return
     if as_json:

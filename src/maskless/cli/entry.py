@@ -9,10 +9,11 @@ import re
 import shlex
 import sys
 import threading
+import time
 from pathlib import Path
 from typing import Any, NoReturn
 
-from maskless.train.interruption import Interruption
+from maskless.train.interruption import Interruption, StoppedError
 
 FULL = (errno.ENOSPC, errno.EDQUOT)  # a full disk
 RESUMABLE = {"train": "run.json", "train-codec": "run.json", "distill": "distill.json"}  # in --out, once it has begun
@@ -28,8 +29,13 @@ LESS = {  # what takes less memory
 }
 
 
+begun: float | None = None  # when the command did
+
+
 def main() -> None:
     """Run a command; a user's mistake is one line on stderr and exit code 2."""
+    global begun
+    begun = time.monotonic()
     threading.excepthook = _thread_failed
     if isinstance(sys.stdout, io.TextIOWrapper):  # the name of a file need not be UTF-8
         sys.stdout.reconfigure(errors="backslashreplace" if sys.stdout.isatty() else "surrogateescape")
@@ -60,6 +66,8 @@ def _run() -> Any:
         _fail(error.format_message())  # type: ignore[attr-defined]
     except SafetensorError as error:  # of reading, it is a ValueError by now
         _fail(f"{error}; {KEPT}{_continued(sys.argv[1:])}")
+    except StoppedError as error:
+        _fail(f"{error}{_continued(sys.argv[1:])}")
     except ValueError as error:
         _fail(str(error))
     except OSError as error:
@@ -79,12 +87,13 @@ def _run() -> Any:
 
 
 def _continued(words: list[str]) -> str:
-    """The command that continues what was stopped: a run that has begun, or a table of the paper."""
+    """The command that continues what was stopped: a run that has begun, figures in --out, or a table of the paper."""
     command = words[:1]
-    if command == ["reproduce"]:  # which does nothing twice
-        return f"; continue with: {shlex.join(['maskless', *words])}"
     values = [word.removeprefix("--out=") for word in words if word.startswith("--out=")]
     values += [value for word, value in itertools.pairwise(words) if word == "--out"]
+    keeps = command == ["evaluate"] and bool(values) and Path(values[-1]).is_file()
+    if keeps or command == ["reproduce"]:  # which do nothing twice
+        return f"; continue with: {shlex.join(['maskless', *words])}"
     if values and command[0] in RESUMABLE and (Path(values[-1]) / RESUMABLE[command[0]]).exists():
         return f"; continue with: {shlex.join(['maskless', *command, '--out', values[-1], '--resume'])}"
     return ""

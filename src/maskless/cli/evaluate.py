@@ -10,7 +10,7 @@ import typer
 from maskless.cli import show
 from maskless.cli.checks import check_places, flag, refuse
 from maskless.cli.generate import HOW
-from maskless.cli.options import JSON, MODEL, TOKENIZER, Given, Option, Options, with_tables
+from maskless.cli.options import DEVICE, JSON, MODEL, TOKENIZER, Given, Option, Options, with_tables
 from maskless.files import json_text
 
 FEATURES: Options = {
@@ -73,6 +73,7 @@ def evaluate(
     of_pictures: Annotated[Given, PICTURES],
     seed: Annotated[int, typer.Option(help="The same seed gives the same figures.")] = 0,
     tokenizer: TOKENIZER = None,
+    device: DEVICE = None,
     as_json: JSON = False,
 ) -> None:
     """Measure a model. Text: the validation bound, our estimator and the paper's, with standard errors.
@@ -87,14 +88,14 @@ def evaluate(
 
     maskless evaluate runs/photos --reference photos --guidance 0,1,2,3 --features inception.pt --out quality.json
     """
-    from maskless import api
-    from maskless.cli.evaluate_pictures import evaluate_pictures
-    from maskless.cli.measures import measure
-    from maskless.seeds import check_seed
-    from maskless.train.processes import processes
+    with show.waiting("starting"):
+        from maskless.cli.evaluate_pictures import evaluate_pictures
+        from maskless.cli.measures import measure
+        from maskless.seeds import check_seed
+        from maskless.train.processes import processes
 
     check_seed(seed)
-    loaded = api.load(model, device=processes().device, tokenizer=tokenizer)
+    loaded = show.loading(model, device=processes().device, tokenizer=tokenizer)
     if loaded.layout != "image":
         refuse(of_pictures, "image")
         measure(model, loaded, seed, as_json, **both, **text)
@@ -122,18 +123,20 @@ def fid(
         int | None, typer.Option(help="Cut to squares of so many pixels. Default: as the first is.")
     ] = None,
     kept: Annotated[Given, REAL],
+    device: DEVICE = None,
     as_json: JSON = False,
 ) -> None:
     """Compare two sets of pictures: FID, precision and recall, the Inception Score of the second; no model is needed.
 
     maskless fid cifar-10-batches-bin:train cifar-10-batches-bin:valid --features inception.pt
     """
-    from accelerate import PartialState
+    with show.waiting("starting"):
+        from accelerate import PartialState
 
-    from maskless.cli.evaluate_pictures import find_features, look
-    from maskless.evaluate import sets
-    from maskless.evaluate.images import quality
-    from maskless.train.processes import processes
+        from maskless.cli.evaluate_pictures import find_features, look
+        from maskless.evaluate import sets
+        from maskless.evaluate.images import quality
+        from maskless.train.processes import processes
 
     processes()
     valid, statistics = kept.get("valid"), kept.get("save_statistics")
@@ -142,7 +145,9 @@ def fid(
     sets.check_share(valid, *both)
     side = size or next((one.images.side() for one in both if one.images is not None), 0)
     first = look(both[0], network, side, 3, statistics)
-    found = quality(look(both[1], network, side, 3), first, network)
+    second = look(both[1], network, side, 3)
+    with show.waiting("comparing"):
+        found = quality(second, first, network)
     if not PartialState().is_main_process:
         return
     if as_json:

@@ -90,4 +90,6 @@ def look(
 
 def find_features(features: str | None = None, feature_input: str | None = None) -> inception.Features:
     """The network whose features are compared, by its name or file."""
-    return inception.features(features or inception.TORCH_FIDELITY, input=feature_input, device=processes().device)
+    name = features or inception.TORCH_FIDELITY
+    with show.waiting(f"loading {name}"):
+        return inception.features(name, input=feature_input, device=processes().device)

@@ -10,7 +10,7 @@ import typer
 
 from maskless.cli import show
 from maskless.cli.checks import refuse
-from maskless.cli.options import JSON, MODEL, TOKENIZER, Given, Option, Options, options_of, with_tables
+from maskless.cli.options import DEVICE, JSON, MODEL, TOKENIZER, Given, Option, Options, options_of, with_tables
 from maskless.how import How
 from maskless.terminal import say
 
@@ -25,7 +25,8 @@ TEXT: Options = {
 }
 PICTURES: Options = {
     "label": Option(list[str], "Pictures: a class, by name or number; repeat it."),
-    "out": Option(Path, "Pictures: the PNG to write, or a folder for a PNG of each."),
+    "out": Option(Path, "Pictures: the PNG to write, of several a sheet; or a folder for a PNG of each."),
+    "sheet": Option(bool, "Pictures: a sheet with a caption of a single one, too.", "--sheet"),
     "gif": Option(Path, "Pictures: a GIF of how they came."),
     "heat": Option(Path, "Pictures: a PNG of when each cell was decided."),
 }
@@ -48,6 +49,7 @@ def generate(
     how: Annotated[Given, HOW],
     of_pictures: Annotated[Given, PICTURES],
     tokenizer: TOKENIZER = None,
+    device: DEVICE = None,
     as_json: JSON = False,
 ) -> None:
     """Write texts to stdout, or pictures to a file.
@@ -56,9 +58,7 @@ def generate(
 
     maskless generate runs/photos --label cat --label ship --guidance 6 --out pictures.png
     """
-    from maskless import api
-
-    loaded = api.load(model, tokenizer=tokenizer)
+    loaded = show.loading(model, tokenizer=tokenizer, device=device)
     _check_kind(loaded, text, of_pictures, as_json)
     if n is None and "label" not in of_pictures:
         n = 4
@@ -67,9 +67,11 @@ def generate(
 
         pictures.draw(loaded, n, **of_pictures, **how)
         return
+    from maskless import api
+
     assert n is not None
     for first in range(0, max(1, n), BATCH):
-        with show.watching("generating") as on_step:
+        with show.watching("generating", loaded.text_codec.marks) as on_step:
             count = min(BATCH, n - first)
             texts = api.generate(loaded, count, first=first, batch=BATCH, on_step=on_step, **text, **how)
         for number, one in enumerate(texts, first):
@@ -90,6 +92,7 @@ def fill(
     how: Annotated[Given, HOW],
     of_pictures: Annotated[Given, PICTURE],
     tokenizer: TOKENIZER = None,
+    device: DEVICE = None,
     as_json: JSON = False,
 ) -> None:
     """Fill the gaps of a text, any number of them, in any order, onto stdout; or draw a part of a picture again.
@@ -98,16 +101,16 @@ def fill(
 
     maskless fill runs/photos cat.png --box 16,0,48,32 --label cat --out new.png --compare both.png
     """
-    from maskless import api
-
-    loaded = api.load(model, tokenizer=tokenizer)
+    loaded = show.loading(model, tokenizer=tokenizer, device=device)
     _check_kind(loaded, {} if n is None else {"n": n}, of_pictures, as_json)
     if loaded.layout == "image":
         from maskless.cli import pictures
 
         pictures.fill(loaded, Path(what), **of_pictures, **how)
         return
-    with show.watching("filling") as on_step:
+    from maskless import api
+
+    with show.watching("filling", loaded.text_codec.marks) as on_step:
         filled = api.fill(loaded, what, n=1 if n is None else n, on_step=on_step, **how)
     for one in filled:
         _say(one, as_json)

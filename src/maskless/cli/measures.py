@@ -27,7 +27,6 @@ from maskless.evaluate.corpora import TextSet
 from maskless.evaluate.corpora import corpus as open_corpus
 from maskless.evaluate.genppl import TextPoint, mauve_installed, sweep
 from maskless.evaluate.judge import DEFAULT, Judge
-from maskless.evaluate.judge import judge as find_judge
 from maskless.evaluate.leak import leak
 from maskless.evaluate.likelihood import Likelihood, check_positive, likelihood, over_rows, spread
 from maskless.evaluate.orders import EXACT, NAMES, along, drawing, exactly, in_gaps, unknown, usual_steps
@@ -63,15 +62,15 @@ def measure(
     **given: Any,
 ) -> None:
     """Measure what was asked for, one after the other; the main process shows it."""
-    asked = _asked(what or "bound", given)
+    asked, results = _asked(what or "bound", given), {}
     with ExitStack() as stack:
         for one in asked:
             if one in ("bound", "orders", "variance") and not data:
                 also = "" if one == "bound" else f" for --what {one}"
                 raise ValueError(f"this is a text model: expected --data DIR (a prepared folder) or a text file{also}")
         split = given.get("split", "valid")
-        corpora = [stack.enter_context(open_corpus(source, model, name, split)) for source in data or []]
-        results = {}
+        with show.waiting("reading the data"):
+            corpora = [stack.enter_context(open_corpus(source, model, name, split)) for source in data or []]
         for one in asked:
             taken = {option: value for option, value in given.items() if option in _takes(MEASURES[one])}
             results[one] = MEASURES[one](model, corpora, seed=seed, **taken)
@@ -144,9 +143,8 @@ def _bound(
             bits = r.bits_per_byte(size)
             units = {"bits_per_byte": bits, "bits_per_byte_error": bits * r.error / r.nats}
             if characters:
-                units |= {
-                    f"bits_per_character{end}": units[f"bits_per_byte{end}"] / characters for end in ("", "_error")
-                }
+                ends = ("", "_error")
+                units |= {f"bits_per_character{end}": units[f"bits_per_byte{end}"] / characters for end in ends}
             found.setdefault(corpus.name, {})[way] = r.as_dict() | units
     return Measured(found, lambda: tables.likelihoods(rows))
 
@@ -196,9 +194,10 @@ def _genppl(
         how |= {"exact": exact, "draft": sizes[0] if sizes else None}
     asked = [unknown(model, length)] if exact else _steps(model, steps, length)
     draw = drawing(model, order=order, length=length, **how)
-    by = find_judge(judge or DEFAULT, device=model.device)
-    real = corpora[0].samples(texts) if corpora else None
-    features = by.features(by.encode([one.text for one in real])) if real and mauve_installed() else None
+    by = show.loading_judge(judge or DEFAULT, model.device)
+    with show.waiting("judging the data"):
+        real = corpora[0].samples(texts) if corpora else None
+        features = by.features(by.encode([one.text for one in real])) if real and mauve_installed() else None
     points_at = [0, *asked] if real else asked  # 0 steps: the data itself
     settings = _conditions(model, by, **how) | {"order": order or "random", "length": length}
     settings |= {"data": corpora[0].name if corpora else None, "mauve": features is not None}
@@ -257,7 +256,7 @@ def _orders(
         raise ValueError("a causal model knows one order only, left to right: expected pgm or mdlm")
     network, corpus, asked = model.network, corpora[0], _steps(model, steps, length)
     check_positive(samples=samples, texts=texts)
-    by = None if judge is None else find_judge(judge, device=model.device)
+    by = None if judge is None else show.loading_judge(judge, model.device)
     sizes: dict[str, Any] = {"sequences": sequences, "batch": batch, "seed": seed, "pad": corpus.pad}
     rows: list[tuple[str, int, Likelihood, TextPoint]] = []
     for order in NAMES:
@@ -318,7 +317,8 @@ def _leak(model: Model, corpora: list[TextSet], *, seed: int, sequences: int = 4
         of_pictures = {"objective": pgm_arccos, "labels": labels}
     if corpora:
         tokens = corpora[0].rows.rows(spread(len(corpora[0].rows), sequences))
-    found = leak(model.network, tokens, vocab=vocab, seed=seed, **of_pictures)
+    with show.waiting("looking for leaks"):
+        found = leak(model.network, tokens, vocab=vocab, seed=seed, **of_pictures)
     return Measured(found.as_dict(), lambda: tables.leak(found))
 
 

@@ -11,7 +11,7 @@ import typer
 from rich.table import Table
 
 from maskless.cli import show
-from maskless.cli.options import JSON
+from maskless.cli.options import DEVICE, JSON
 from maskless.terminal import say
 
 TEXT = (
@@ -19,9 +19,11 @@ TEXT = (
     "because [10]. Then his friend [16]. They were both very happy."
 )
 
-TRY = {  # with settings that suit them
-    "stories": "maskless generate stories --steps 64 --temperature 0.8 --top-p 0.9 --revise 16",
-    "cifar10": "maskless generate cifar10 --label ship --label horse --order confidence --guidance 4 --out new.png",
+TRY = {  # a line to copy; the settings are each model's own
+    "stories": "maskless generate stories",
+    "stories-fast": "maskless generate stories-fast",
+    "stories-mdlm": "maskless generate stories-mdlm",
+    "cifar10": "maskless generate cifar10 --label ship --label horse --out new.png",
 }
 
 
@@ -51,9 +53,9 @@ def models(
         parameters, size = f"{each.parameters / 1e6:.1f} M", f"{each.bytes / 2**20:.1f} MiB"
         table.add_row(each.name, each.kind, parameters, size, each.about)
     show.out.print(table)
+    say("try:")
     for each in found:
-        if each.name in TRY:
-            say(f"try: {TRY[each.name]}")
+        say(TRY.get(each.name, f"maskless generate {each.name}"))
 
 
 def demo(
@@ -64,6 +66,7 @@ def demo(
     text: Annotated[str, typer.Option(help="Text with gaps of so many tokens.", show_default=False)] = TEXT,
     to: Annotated[Path, typer.Option("--out", help="The PNG of what is drawn.")] = Path("pictures.png"),
     seed: Annotated[int, typer.Option(help="The same seed gives the same sample.")] = 0,
+    device: DEVICE = None,
 ) -> None:
     """Show the shipped models at work: a story, gaps filled, pictures, and how fast it went.
 
@@ -71,12 +74,14 @@ def demo(
     """
     from maskless import demo as shown
 
-    shown.show(show.out, model=model, rival=rival, drawing=pictures, prompt=prompt, text=text, picture=to, seed=seed)
+    models = {"model": model, "rival": rival, "drawing": pictures}
+    shown.show(show.out, **models, prompt=prompt, text=text, picture=to, seed=seed, device=device)
 
 
 def train_demo(
     minutes: Annotated[float, typer.Option(help="For training both models.")] = 1.7,
     seed: Annotated[int, typer.Option(help="The same seed gives the same models.")] = 0,
+    device: DEVICE = None,
 ) -> None:
     """Train a small PGM and an MDLM of the same size on a toy language, and compare them."""
     from maskless import train_demo as demonstration

@@ -10,17 +10,46 @@ from __future__ import annotations
 import dataclasses
 import functools
 import inspect
+import os
 from collections.abc import Callable
 from typing import Annotated, Any, get_args, get_type_hints
 
 import typer
 from typer.core import TyperCommand
 
+from maskless.cli import show
 from maskless.train.interruption import Interruption
 
 MODEL = Annotated[str, typer.Argument(help="A run or model folder, a shipped model, a hub id, or a released file.")]
 TOKENIZER = Annotated[str | None, typer.Option(help="gpt2, bert, bytes, or a file; for models that bring none.")]
 JSON = Annotated[bool, typer.Option("--json", help="Machine-readable output on stdout.")]
+
+
+def _use(device: str | None) -> str | None:
+    """The device that was named, if it is here; where Accelerate or torch choose one, they choose it too."""
+    if device is None:
+        return None
+    with Interruption():
+        import torch
+
+        from maskless.api import check_device
+    check_device(device)
+    if torch.device(device).type == "cpu":
+        os.environ["ACCELERATE_USE_CPU"] = "true"
+    elif torch.device(device).index is not None:
+        torch.get_device_module(device).set_device(device)
+    return device
+
+
+DEVICE = Annotated[
+    str | None,
+    typer.Option(
+        callback=_use,
+        envvar="MASKLESS_DEVICE",
+        show_envvar=False,
+        help="cpu, cuda or cuda:1. Default: $MASKLESS_DEVICE, or the GPU where there is one.",
+    ),
+]
 
 Given = dict[str, Any]  # options by their fields: those that were given
 
@@ -81,6 +110,6 @@ class NeedsTorch(TyperCommand):
     """A command that begins with loading torch; Ctrl-C waits for it, since in there it would abort the process."""
 
     def invoke(self, ctx: Any) -> Any:
-        with Interruption():
+        with Interruption(), show.waiting("starting"):
             import torch  # noqa: F401
         return super().invoke(ctx)

@@ -24,12 +24,20 @@ from maskless.images import Picture, codec_of, fill_image, generate_images, grid
 from maskless.terminal import say
 
 
-def prepare(inputs: list[str], to: Path, *, codec: str | None = None, size: int | None = None, **how: Any) -> None:
+def prepare(
+    inputs: list[str],
+    to: Path,
+    *,
+    codec: str | None = None,
+    size: int | None = None,
+    device: str | None = None,
+    **how: Any,
+) -> None:
     """Turn pictures into tokens, with a bar."""
     if codec is None or size is None:
         raise ValueError("these are pictures: expected --codec (a folder, or pixels:LEVELS[:CHANNELS]) and --size")
-    large = torch.cuda.is_available()
-    encoder = find_codec(codec).to("cuda" if large else "cpu")
+    device = device or ("cuda" if torch.cuda.is_available() else "cpu")
+    large, encoder = device.startswith("cuda"), find_codec(codec).to(device)
     with show.progress() as bar:
         task = bar.add_task("encoding", total=None)
 
@@ -73,10 +81,16 @@ def draw(
     out: Path | None = None,
     gif: Path | None = None,
     heat: Path | None = None,
+    sheet: bool = False,
     **how: Any,
 ) -> None:
-    """Draw n pictures, of labels in turn, into a PNG or one by one into a folder, and how they came."""
+    """Draw n pictures, of labels in turn, into a PNG or one by one into a folder, and how they came.
+
+    sheet: whether a single one gets a margin and its caption too, as several on a PNG do.
+    """
     each = out is not None and (out.is_dir() or not (out.suffix or out.exists()))
+    if each and sheet:
+        raise ValueError(f"--sheet goes into a file: expected --out FILE.png, {out} is a folder")
     to = check_files(out, folder=each, heat=heat, gif=gif)
     _check_noise(**how)
     names = _in_turn([_class(model, name) for name in label], n) if label else None
@@ -89,14 +103,18 @@ def draw(
     titles = [one.label or "" for one in drawn] if model.classes else None
     if each:
         write_each(drawn, to)
+    elif len(drawn) == 1 and not sheet:
+        write_aside(to, partial(drawn[0].image.save, format="png"))
     else:
         pictures.grid(pixels, to, labels=titles)
     if gif is not None:
-        _film(model, drawn, gif, titles)
+        with show.waiting(f"writing {gif}"):
+            _film(model, drawn, gif, titles)
     if heat is not None:
         steps = torch.stack([one.steps for one in drawn]).flatten(1)
-        pictures.order_heatmap(steps, heat, shape=grid_of(model), images=pixels, labels=titles)
-    say(f"{to}: {len(drawn)} pictures")
+        with show.waiting(f"writing {heat}"):
+            pictures.order_heatmap(steps, heat, shape=grid_of(model), images=pixels, labels=titles)
+    say(f"{to}: {len(drawn)} picture{'s' * (len(drawn) > 1)}")
 
 
 def _film(model: Model, drawn: list[Picture], to: Path, titles: list[str] | None) -> None:
@@ -126,6 +144,8 @@ def fill(
     to = check_files(out, compare=compare)
     _check_noise(**how)
     pixels = _read(picture)
+    if pictures.is_sheet(picture):
+        raise ValueError(f"{picture} is a sheet of images with captions: expected the file of a single image")
     keep = _kept(known, box, pixels.shape[:2])
     size, name = side_of(model), None if label is None else _class(model, label)
     square = fit(pixels, size, channels=codec_of(model).channels)

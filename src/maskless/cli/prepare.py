@@ -9,7 +9,7 @@ import typer
 
 from maskless.cli import show
 from maskless.cli.checks import flag
-from maskless.cli.options import TOKENIZER, Given, Option, Options, with_tables
+from maskless.cli.options import DEVICE, TOKENIZER, Given, Option, Options, with_tables
 from maskless.terminal import say
 
 if TYPE_CHECKING:
@@ -43,6 +43,7 @@ def prepare(
         str | None,
         typer.Option(metavar="SIZE", help="What a packed file may hold. Default: 100 times its size, at least 1GB."),
     ] = None,
+    device: DEVICE = None,
 ) -> None:
     """Turn text, or pictures, into token files.
 
@@ -61,7 +62,7 @@ def prepare(
             raise ValueError(f"{flag(name)} is for text: these are pictures")
         from maskless.cli import pictures
 
-        pictures.prepare(inputs, to, **of_pictures, **how)
+        pictures.prepare(inputs, to, device=device, **of_pictures, **how)
         return
     for name in of_pictures:
         raise ValueError(f"{flag(name)} is for pictures: this is text")
@@ -98,14 +99,13 @@ def convert(
 
     maskless convert pgm_12_12.pth models/imagenet --codec vq_ds8_c2i.pt
     """
-    from maskless import api
-
     if not file.is_file():
         raise ValueError(f"{file} is not a file")
-    converted = api.load(file, weights=weights, queries=queries, tokenizer=tokenizer, device="cpu")
+    converted = show.loading(file, weights=weights, queries=queries, tokenizer=tokenizer, device="cpu")
     if image_codec is not None:
         from maskless.cli import pictures
 
         pictures.give_codec(converted, image_codec)
-    converted.save_pretrained(to)
+    with show.waiting(f"writing {to}"):
+        converted.save_pretrained(to)
     say(f"{to}: {converted.config}")

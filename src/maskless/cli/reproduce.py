@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import os
 import shlex
 import sys
 from collections import Counter
@@ -14,7 +15,7 @@ import typer
 from maskless.cli import show
 from maskless.cli.checks import flag
 from maskless.cli.evaluate import FEATURES
-from maskless.cli.options import Given, with_tables
+from maskless.cli.options import DEVICE, Given, with_tables
 from maskless.terminal import say
 
 if TYPE_CHECKING:
@@ -41,6 +42,7 @@ def reproduce(
     processes: Annotated[int, typer.Option(help="GPUs that train and evaluate together.")] = 1,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Show what would be done, and do nothing.")] = False,
     yes: Annotated[bool, typer.Option("--yes", help="At the paper's scale: start, whatever it costs.")] = False,
+    device: DEVICE = None,
 ) -> None:
     """Make a table or a figure of the paper again: train what is missing, evaluate, and set ours beside the paper's.
 
@@ -60,6 +62,8 @@ def reproduce(
         _list()
         return
     at_least_1("processes", processes)
+    if device is not None:
+        os.environ["MASKLESS_DEVICE"] = device  # of the commands that it is made of
     named, at = find(table), scale(size)
     folder = Path("reproduced", at.name) if to is None else to
     if folder.exists() and not folder.is_dir():

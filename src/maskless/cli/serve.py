@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from contextlib import ExitStack
 from typing import Annotated
 
 import typer
 
 from maskless.cli import show
+from maskless.cli.options import DEVICE
 from maskless.terminal import say
 
 SHIPPED = ("stories", "stories-mdlm", "stories-ar", "cifar10")  # served where no model is named, those that are there
@@ -30,7 +32,7 @@ def serve(
     max_length: Annotated[int, typer.Option(help="Tokens of a text; at most the model's context.")] = 4096,
     max_steps: Annotated[int, typer.Option(help="Steps of a request.")] = 1024,
     timeout: Annotated[float, typer.Option(help="Seconds from a request's arrival to its end.")] = 60.0,
-    device: Annotated[str | None, typer.Option(help="cpu or cuda. Default: cuda where there is one.")] = None,
+    device: DEVICE = None,
 ) -> None:
     """Serve a live page and an API, on this machine only unless you say otherwise.
 
@@ -40,22 +42,28 @@ def serve(
 
     curl localhost:8000/v1/fill --json '{"text": "The \\[8] sat on \\[12].", "steps": 16}'
     """
-    from maskless.serve.host import Limits
-    from maskless.serve.run import Address, load
-    from maskless.serve.run import serve as listen
+    with show.waiting("starting"):
+        from maskless.serve.host import Limits
+        from maskless.serve.run import Address, load
+        from maskless.serve.run import serve as listen
 
     limits = Limits(length=max_length, steps=max_steps, batch=batch, queue=queue, seconds=timeout)
     address = Address(host=host, port=port, key=api_key)
     named = [source for source in (model, mdlm, ar, pictures) if source is not None]
-    hosts = load(named or shipped_models(), limits, device=device)
+    named = named or shipped_models()
+    line = ExitStack()
+    line.enter_context(show.waiting(f"loading {', '.join(named)}"))
 
     def ready(page: str) -> None:
+        line.close()
         names = ", ".join(one.name for one in hosts)
         say(f"{page}  ({names}; Ctrl-C stops)")
         if not address.local and api_key is None:
             show.err.print("Anyone who reaches this machine can use it: give an --api-key.", highlight=False)
 
-    listen(hosts, limits, address, ready=ready)
+    with line:
+        hosts = load(named, limits, device=device)
+        listen(hosts, limits, address, ready=ready)
 
 
 def shipped_models() -> list[str]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import shlex
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -13,13 +13,16 @@ from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Table
 from rich.text import Text
 
+from maskless.cli import entry
 from maskless.terminal import Screen, say
 from maskless.train.report import or_unknown
 
 if TYPE_CHECKING:
+    from maskless.checkpoint import Model
     from maskless.data.tokens import Prepared
     from maskless.drafts import Step
     from maskless.evaluate.images import ImageQuality
+    from maskless.evaluate.judge import Judge
     from maskless.train.run import RunConfig
 
 P = TypeVar("P")
@@ -29,6 +32,29 @@ out, err = Screen(), Screen(stderr=True)
 def note(line: str) -> None:
     """A line on stderr, as it is."""
     err.print(line, highlight=False, markup=False, soft_wrap=True)
+
+
+@contextmanager
+def waiting(what: str) -> Iterator[None]:
+    """A line on a terminal that says what takes its time, gone afterwards; nothing inside shows a bar of its own."""
+    with err.status(Text(f"{what} ...")) if err.is_terminal else nullcontext():
+        yield
+
+
+def loading(source: str | Path, **how: Any) -> Model:
+    """A model, as `api.load` gives it."""
+    with waiting(f"loading {source}"):
+        from maskless import api
+
+        return api.load(source, **how)
+
+
+def loading_judge(name: str, device: Any) -> Judge:
+    """A causal language model, as `evaluate.judge` finds it."""
+    from maskless.evaluate.judge import judge
+
+    with waiting(f"loading the judge {name}"):
+        return judge(name, device=device)
 
 
 def preparing(inputs: list[str], to: Path, **how: Any) -> Prepared:
@@ -53,7 +79,7 @@ def training(folder: Path, config: RunConfig) -> None:
 
     from maskless.train.run import run
 
-    summary = run(folder, config, err)
+    summary = run(folder, config, err, begun=entry.begun)
     if not PartialState().is_main_process:
         return
     measured = summary.likelihood
@@ -108,26 +134,33 @@ def sweeping(sweep: Callable[..., Iterable[P]], points: int, samples: int, named
     """All points of a sweep, with a bar: each takes so many samples, of which every process draws its share."""
     from accelerate import PartialState
 
-    state, found = PartialState(), []
+    state = PartialState()
+    found: list[P] = []
     share = -(-samples // state.num_processes)
     with progress(shown=state.is_main_process) as drawn:
         task = drawn.add_task("drawing", total=share * points)
-        for done, point in enumerate(sweep(on_batch=lambda amount: drawn.advance(task, amount)), 1):
+
+        def on_batch(amount: int) -> None:
+            drawn.advance(task, amount)
+            if drawn.tasks[0].completed >= share * (len(found) + 1):
+                drawn.update(task, description="measuring what was drawn")
+
+        for done, point in enumerate(sweep(on_batch=on_batch), 1):
             found.append(point)
             drawn.update(task, completed=share * done, description=f"drawing; {named(point)} done")
     return found
 
 
 @contextmanager
-def watching(what: str) -> Iterator[Callable[[Step], None]]:
-    """A bar that counts tokens as steps decide them."""
+def watching(what: str, marks: frozenset[int] = frozenset()) -> Iterator[Callable[[Step], None]]:
+    """A bar that counts tokens as steps decide them, but for those that are no text."""
     with progress() as bar:
         task = bar.add_task(what, total=None)
         count = 0
 
         def on_step(step: Step) -> None:
             nonlocal count
-            count += len(step.tokens)
+            count += sum(token not in marks for token in step.tokens.tolist())
             bar.update(task, description=f"{what}: step {step.number + 1}, {count:,} tokens")
 
         yield on_step

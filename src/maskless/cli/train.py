@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
+import math
+import shlex
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from maskless.cli import show
-from maskless.cli.options import Given, Option, Options, with_tables
+from maskless.cli.options import DEVICE, Given, Option, Options, with_tables
+from maskless.terminal import say
+
+if TYPE_CHECKING:
+    from maskless.train.config import Settings
 
 EVERY = Option(int, "Steps; 0: at the end only. Default: 1,000, and a tenth of the run.")
 TRAINING: Options = {  # the fields of `TrainConfig`
@@ -17,12 +23,12 @@ TRAINING: Options = {  # the fields of `TrainConfig`
     "orders": Option(str, "Chain: shares of orders (also left). Default: random=25,strands=50,gaps=25."),
     "weights": Option(str, "Loss weighting: bounded (default), released, exact; pictures: arccos."),
     "steps": Option(int, "Training steps. Default: as many as suit the text."),
-    "minutes": Option(float, "Time budget."),
+    "minutes": Option(float, "Time budget: wall time of the command, from its start to its end."),
     "batch": Option(int, "Global batch size: sequences of a step, over all processes."),
     "accumulate": Option(int, "Gradient accumulation steps."),
     "learning_rate": Option(float, "Learning rate. Default: 1e-3 on CUDA, else 2e-3.", "--lr"),
     "initial": Option(str, "Initialisation: open (default) or released."),
-    "warmup": Option(int, "Warm-up steps. Default: a twentieth of the run; 100 with --minutes."),
+    "warmup": Option(int, "Warm-up steps. Default: a twentieth of the run."),
     "decay": Option(str, "Learning-rate schedule: constant or cosine."),
     "clip": Option(float, "Gradient clipping norm. Default: 1."),
     "ema": Option(float, "EMA decay."),
@@ -69,6 +75,7 @@ def train(
     resume: RESUME = False,
     training: Annotated[Given, TRAINING],
     network: Annotated[Given, NETWORK],
+    device: DEVICE = None,
 ) -> None:
     """Train on your own text, with everything derived from it, or as you say.
 
@@ -76,16 +83,38 @@ def train(
 
     torchrun --nproc-per-node 8 -m maskless train --data data/owt --out runs/owt --recipe owt-pgm-8-8
     """
-    from maskless.recipes import recipe as find
-    from maskless.train.setup import Request, configure, resumed, run_folder
+    with show.waiting("starting"):
+        from maskless.recipes import recipe as find
+        from maskless.train.setup import Request, configure, resumed, run_folder
 
     if recipe:
         known = find(recipe)
         network, training = known.network | network, known.train | training
     request = Request(network=network, train=training, **data)
     again = resume and goes_on(to, "run.json", {"text", "data"} & data.keys(), "--text or --data")
+    if again and is_finished("train", to, resumed(to, request).train, "model"):
+        return
     with run_folder(to):
         show.training(to, resumed(to, request) if again else configure(to, request, show.preparing))
+
+
+def is_finished(command: str, folder: Path, settings: Settings, model: str) -> bool:
+    """Whether nothing is left to do in a run, which is said together with the command that continues it."""
+    from maskless.train.folder import finished
+    from maskless.train.processes import processes
+
+    ended = finished(folder, settings, model)
+    if ended is None:
+        return False
+    step, seconds = ended
+    if settings.minutes is None or step == settings.steps:
+        later = f"--steps {2 * step}"
+    else:  # a run that was set up slowly took longer than its minutes
+        later = f"--minutes {max(2 * settings.minutes, math.ceil(100 * (settings.minutes + seconds / 60)) / 100):g}"
+    again = f"maskless {command} --out {shlex.quote(str(folder))} --resume {later}"
+    if processes().is_main_process:
+        say(f"{folder} is finished, at step {step:,}; train on with a later end: {again}")
+    return True
 
 
 def goes_on(folder: Path, config: str, begins: Any, needs: str) -> bool:

@@ -60,6 +60,11 @@ class TextCodec:
         self.pad = self._first(_PAD)
         self.mask = self._first(_MASK)
 
+    @property
+    def marks(self) -> frozenset[int]:
+        """The ids that are no text: begin, end, padding and mask."""
+        return frozenset(i for i in (self.bos, self.eos, self.pad, self.mask) if i is not None)
+
     def _first(self, contents: Sequence[str]) -> int | None:
         ids = (self.tokenizer.token_to_id(content) for content in contents)
         return next((i for i in ids if i is not None), None)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import chain, count
@@ -63,14 +64,8 @@ def _descriptors() -> int:
 class Host:
     """A model that answers requests under a name of its own."""
 
-    def __init__(
-        self,
-        name: str,
-        model: Model,
-        limits: Limits,
-        share: FairShare | None = None,
-    ):
-        self.name, self.model, self.limits = name, model.eval(), limits
+    def __init__(self, name: str, model: Model, limits: Limits, share: FairShare | None = None):
+        self.name, self.model, self.limits, self.created = name, model.eval(), limits, int(time.time())
         if model.codec is None:
             raise ValueError(f"the model {name} brings no tokenizer or codec: convert it with one first")
         backend = slots_of(model.network, int(model.config.length))
@@ -117,6 +112,7 @@ class Host:
         about: dict[str, Any] = {
             "id": self.name,
             "object": "model",
+            "created": self.created,
             "owned_by": "maskless",
             "kind": NAMES[self.model.kind],
             "modality": "pictures" if self.pictures else "text",
@@ -142,8 +138,7 @@ class Host:
     @cached_property
     def _pieces(self) -> list[str]:
         codec = self.text
-        special = {codec.bos, codec.eos, codec.pad, codec.mask}
-        texts = ["" if i in special else codec.token_text(i) for i in range(codec.vocab)]
+        texts = ["" if i in codec.marks else codec.token_text(i) for i in range(codec.vocab)]
         if codec.byte_level:
             return texts
         return [text[2:] if text.startswith("##") else f" {text}" if text else "" for text in texts]

@@ -111,23 +111,48 @@ class AlternativesRequest(StrictBody):
     k: Annotated[int, Field(ge=1, le=100, description="How many.")] = 10
 
 
+Text = Annotated[str, Field(max_length=1 << 18)]
+Texts = Annotated[list[Text], Field(max_length=1024, fail_fast=True)]
+Ids = Annotated[list[Annotated[int, Field(ge=0, lt=1 << 31)]], Field(max_length=1 << 16, fail_fast=True)]
+
+
+class StreamOptions(BaseModel):
+    """What OpenAI's clients ask of a stream."""
+
+    model_config = ConfigDict(extra="forbid", strict=True)
+    include_usage: bool = False
+    include_obfuscation: Literal[False] = False
+
+
 class CompletionRequest(TextSampling):
     """What OpenAI's completions take, as far as it has a meaning here, and how to sample."""
 
     model_config = ConfigDict(
         json_schema_extra={"examples": [{"prompt": "The cat", "suffix": " the mat.", "max_tokens": 8, "seed": 0}]}
     )
-    prompt: Annotated[str, Field(max_length=1 << 18)] = ""
+    prompt: Annotated[
+        Text | Texts | Ids | Annotated[list[Ids], Field(max_length=1024, fail_fast=True)],
+        Field(description="A text or its tokens, or a list of either."),
+    ] = ""
     suffix: Annotated[str | None, Field(max_length=1 << 18)] = None
     max_tokens: Annotated[int, Field(ge=1, le=1 << 20)] = 16
     stop: Annotated[str, Field(min_length=1, max_length=200)] | Annotated[list[str], Field(max_length=4)] | None = None
     echo: bool = False
     user: Annotated[str | None, Field(max_length=500)] = None
     best_of: Literal[1] | None = None
-    logprobs: None = None
-    logit_bias: None = None
-    frequency_penalty: Literal[0] | None = None
-    presence_penalty: Literal[0] | None = None
+    stream_options: StreamOptions | None = None
+    logprobs: Annotated[
+        int | None, Field(ge=0, le=5, description="Tell the log-probability of each token; of others it is not told.")
+    ] = None
+    logit_bias: Annotated[dict[str, float], Field(max_length=0)] | None = None
+    frequency_penalty: Annotated[float, Field(ge=0, le=0)] | None = None
+    presence_penalty: Annotated[float, Field(ge=0, le=0)] | None = None
+
+    @model_validator(mode="before")
+    @classmethod
+    def _said(cls, given: Any) -> Any:
+        """Clients say null of what they leave open."""
+        return {k: v for k, v in given.items() if v is not None} if isinstance(given, dict) else given
 
 
 class PictureSampling(Sampling):
@@ -183,7 +208,7 @@ class FilledText(BaseModel):
     text: str
     tokens: list[int]
     pieces: list[str]
-    came: Annotated[list[int], Field(description="The last step that decided each token, -1 where it was given.")]
+    steps: Annotated[list[int], Field(description="The last step that decided each token, -1 where it was given.")]
     probabilities: Annotated[
         list[float | None], Field(description="Of each decided token under the model, before temperature and top-p.")
     ]
@@ -225,7 +250,7 @@ class PictureAnswer(BaseModel):
 class Choice(BaseModel):
     text: str
     index: int
-    logprobs: None = None
+    logprobs: dict[str, Any] | None = None
     finish_reason: Literal["stop", "length"]
 
 

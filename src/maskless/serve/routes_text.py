@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import json
-import time
-import uuid
 from collections.abc import AsyncIterator
 from typing import Any
 
@@ -17,6 +14,7 @@ from maskless.drafts import Drafts
 from maskless.how import How
 from maskless.logits import row_keys
 from maskless.serve import texts
+from maskless.serve.completions import Completion
 from maskless.serve.host import Host
 from maskless.serve.requests import (
     AlternativesAnswer,
@@ -66,22 +64,21 @@ def text_routes(state: State) -> APIRouter:
 
     @router.post("/v1/completions", response_model=CompletionAnswer, responses=STREAMS, summary="As OpenAI's")
     async def completions(request: Request, body: CompletionRequest) -> Any:
-        completion = await asyncio.to_thread(_Completion, state.host(body.model), body)
+        completion = await asyncio.to_thread(Completion, state.host(body.model), body)
         return await _completed(state, request, completion)
 
     return router
 
 
-async def _drafts(state: State, host: Host, gapped: texts.Gapped, body: TextSampling | CompletionRequest) -> Drafts:
-    """What a request asks to be decided."""
-    if body.n > state.limits.rows:
-        raise ValueError(f"n is {body.n}: expected at most {state.limits.rows} texts in a request")
-    return await asyncio.to_thread(texts.drafts_of, host, gapped, how_of(body), body.n)
+def _check_rows(state: State, n: int) -> None:
+    if n > state.limits.rows:
+        raise ValueError(f"n is {n}: expected at most {state.limits.rows} texts in a request")
 
 
 async def _filled(state: State, request: Request, host: Host, gapped: texts.Gapped, body: TextSampling) -> Any:
     """Filled texts, whole or step by step."""
-    drafts = await _drafts(state, host, gapped, body)
+    _check_rows(state, body.n)
+    drafts = await asyncio.to_thread(texts.drafts_of, host, gapped, how_of(body), body.n)
     if not wants_stream(request, body.stream):
         seconds = await state.whole(request, host, drafts)
         return texts.answer(host, gapped, drafts, seconds)
@@ -99,10 +96,11 @@ async def _filled(state: State, request: Request, host: Host, gapped: texts.Gapp
     )
 
 
-async def _completed(state: State, request: Request, completion: _Completion) -> Any:
+async def _completed(state: State, request: Request, completion: Completion) -> Any:
     """Completions, whole or in chunks of what is decided without a hole."""
     host, body = completion.host, completion.body
-    drafts = await _drafts(state, host, completion.gapped, body)
+    _check_rows(state, len(completion.prompts) * body.n)
+    drafts = await asyncio.to_thread(completion.drafts, how_of(body))
     if not wants_stream(request, body.stream):
         await state.whole(request, host, drafts)
         return completion.answer(drafts)
@@ -112,9 +110,7 @@ async def _completed(state: State, request: Request, completion: _Completion) ->
             if chunk := completion.chunk(number, drafts):
                 yield chunk
 
-    return state.stream(
-        host, drafts, opened=[], landed=landed, ended=lambda seconds: [*completion.last(drafts), b"data: [DONE]\n\n"]
-    )
+    return state.stream(host, drafts, opened=[], landed=landed, ended=lambda seconds: completion.last(drafts))
 
 
 def _probe(host: Host, body: AlternativesRequest) -> Drafts:
@@ -132,68 +128,3 @@ def _probe(host: Host, body: AlternativesRequest) -> Drafts:
     drafts = drafts_of(host.model, tokens, known, key, How(steps=1, order="random"), wanted=wanted)
     drafts.top = body.k
     return drafts
-
-
-class _Completion:
-    """A prompt, so many tokens, and perhaps a suffix; and what is said about them."""
-
-    def __init__(self, host: Host, body: CompletionRequest):
-        self.host, self.body = host, body
-        self.gapped = texts.between(host, body.prompt, body.max_tokens, body.suffix or "")
-        self.gap = [i for i, token in enumerate(self.gapped.tokens) if token is None]
-        self.id, self.created = f"cmpl-{uuid.uuid4().hex}", int(time.time())
-        self.sent: dict[int, int] = {}  # characters of each text that were streamed
-        self.stops = [body.stop] if isinstance(body.stop, str) else [stop for stop in body.stop or [] if stop]
-
-    def answer(self, drafts: Drafts) -> dict[str, Any]:
-        choices = []
-        for index, tokens in enumerate(drafts.tokens.tolist()):
-            text, reason = self._text(tokens)
-            choices.append({"text": self._echoed(text), "index": index, "finish_reason": reason})
-        given = len(self.gapped.tokens) - len(self.gap)
-        decided = len(self.gap) * len(drafts)
-        usage = {"prompt_tokens": given, "completion_tokens": decided, "total_tokens": given + decided}
-        about = {"id": self.id, "created": self.created, "model": self.host.name}
-        return about | {"choices": choices, "usage": usage}
-
-    def chunk(self, index: int, drafts: Drafts) -> bytes | None:
-        """What can be said by now: the text as far as it is decided without a hole."""
-        came = drafts.came[index].tolist()  # first: a token stands before its step is noted
-        hole, tokens = next((i for i in self.gap if came[i] < 0), None), drafts.tokens[index].tolist()
-        if hole is None or self.body.revise:
-            return None  # the last chunk says the rest, or all where a token may change
-        text, reason = self._text(tokens[:hole])
-        held = max((len(stop) for stop in self.stops), default=0)  # a stop may have begun
-        text = text if reason == "stop" else text[: max(0, len(text.rstrip("\ufffd")) - held)]
-        return self._said(index, self._echoed(text), None)
-
-    def last(self, drafts: Drafts) -> list[bytes]:
-        chunks = []
-        for index, tokens in enumerate(drafts.tokens.tolist()):
-            text, reason = self._text(tokens)
-            chunks.append(self._said(index, self._echoed(text), reason) or b"")
-        return chunks
-
-    def _said(self, index: int, text: str, reason: str | None) -> bytes | None:
-        new = text[self.sent.get(index, 0) :]
-        if not new and reason is None:
-            return None
-        self.sent[index] = self.sent.get(index, 0) + len(new)
-        about = {"id": self.id, "object": "text_completion", "created": self.created, "model": self.host.name}
-        choice = {"text": new, "index": index, "logprobs": None, "finish_reason": reason}
-        return f"data: {json.dumps(about | {'choices': [choice]})}\n\n".encode()
-
-    def _echoed(self, text: str) -> str:
-        return self.body.prompt + text if self.body.echo else text
-
-    def _text(self, tokens: list[int]) -> tuple[str, str]:
-        """The completion alone, up to the end of the document or a stop, and why it ends."""
-        own, codec, reason = [tokens[i] for i in self.gap if i < len(tokens)], self.host.text, "length"
-        if self.body.suffix is None and codec.eos in own:
-            own, reason = own[: own.index(codec.eos)], "stop"
-        before = tokens[: self.gap[0]]
-        text = codec.decode([*before, *own])[len(codec.decode(before)) :]  # as it reads behind the prompt
-        if self.gap[0] in self.gapped.spaced:  # the prompt brings the space itself
-            text = text.removeprefix(" ")
-        cuts = [place for stop in self.stops if (place := text.find(stop)) >= 0]
-        return (text[: min(cuts)], "stop") if cuts else (text, reason)

@@ -22,6 +22,10 @@ from maskless.serve.tickets import Steps, Ticket, event, kept_alive
 READING = 30.0  # seconds that a client has to read the last events
 
 
+class UnknownModelError(ValueError):
+    """A model that this server does not have."""
+
+
 class State:
     """The models of a server, the first of each kind being the one that is meant where none is named."""
 
@@ -29,14 +33,14 @@ class State:
         self.hosts, self.limits, self.metrics = {host.name: host for host in hosts}, limits, metrics
 
     def host(self, name: str | None, *, pictures: bool = False) -> Host:
-        """A model by name; a ValueError that lists the others where there is none."""
+        """A model by name; an error that lists the others where there is none."""
         kind = "image" if pictures else "text"
         fitting = {known: host for known, host in self.hosts.items() if host.pictures == pictures}
         if not fitting:
             raise ValueError(f"this server has no {kind} model")
         name = next(iter(fitting)) if name is None else name
         if name not in fitting:
-            raise ValueError(f"unknown {kind} model {name[:100]!r}: expected one of {', '.join(fitting)}")
+            raise UnknownModelError(f"unknown {kind} model {name[:100]!r}: expected one of {', '.join(fitting)}")
         return fitting[name]
 
     async def whole(self, request: Request, host: Host, drafts: Drafts) -> float:

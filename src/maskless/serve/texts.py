@@ -16,6 +16,7 @@ from maskless.drafts import Drafts, Step
 from maskless.how import How
 from maskless.logits import row_keys
 from maskless.serve.host import Host
+from maskless.texts import document_end, written
 
 _BLANK = re.compile(r"\\(_{3,})|(_{3,})")
 
@@ -39,9 +40,15 @@ def from_template(host: Host, text: str) -> Gapped:
     return _led(host, parse_gaps(host.text, text, host.length))
 
 
-def between(host: Host, prompt: str, gap: int, suffix: str) -> Gapped:
-    """A gap of so many tokens between two texts, in which nothing is read as a gap."""
-    return _led(host, lay_out(host.text, [prompt, gap, suffix], host.length))
+def between(host: Host, prompt: str | list[int], gap: int, suffix: str) -> Gapped:
+    """A gap of so many tokens between two texts, in which nothing is read as a gap; a prompt may be tokens."""
+    if isinstance(prompt, str):
+        return _led(host, lay_out(host.text, [prompt, gap, suffix], host.length))
+    if prompt[: len(host.lead)] == host.lead:
+        prompt = prompt[len(host.lead) :]
+    behind = lay_out(host.text, [gap, suffix], host.length)
+    tokens = [token if known else None for token, known in zip(behind.tokens, behind.known, strict=True)]
+    return Gapped([*host.lead, *prompt, *tokens], frozenset(), len(host.lead))
 
 
 def _led(host: Host, template: Template) -> Gapped:
@@ -147,21 +154,22 @@ def decided(step: Step) -> Iterator[tuple[int, int, int, float]]:
 
 def answer(host: Host, gapped: Gapped, drafts: Drafts, seconds: float) -> dict[str, Any]:
     """The finished texts: tokens, how they look, the step and the probability of each."""
-    rows = zip(*(x.tolist() for x in (drafts.tokens, drafts.came, drafts.chance)), strict=True)
-    texts = [
-        {
-            "text": host.text.decode(tokens),
-            "tokens": tokens,
-            "pieces": [host.piece(token) for token in tokens],
-            "came": came,
-            "probabilities": [None if isnan(p) else rounded(p) for p in chances],
-        }
-        for tokens, came, chances in rows
-    ]
-    decided = int((drafts.came >= 0).sum())
+    texts, count = [], 0
+    for tokens, came, chances in zip(*(x.tolist() for x in (drafts.tokens, drafts.came, drafts.chance)), strict=True):
+        end = document_end(host.text, host.model.layout, tokens, came)
+        count += written(host.text, tokens[:end], came[:end])
+        texts.append(
+            {
+                "text": host.text.decode(tokens[:end]),
+                "tokens": tokens,
+                "pieces": [host.piece(token) for token in tokens],
+                "steps": came,
+                "probabilities": [None if isnan(p) else rounded(p) for p in chances],
+            }
+        )
     return _about(host, gapped, drafts) | {
         "seconds": round(seconds, 4),
-        "tokens_per_second": round(decided / max(seconds, 1e-9), 1),
+        "tokens_per_second": round(count / max(seconds, 1e-9), 1),
         "texts": texts,
     }
 

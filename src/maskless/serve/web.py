@@ -24,7 +24,7 @@ from maskless.serve.metrics import TYPE, Metrics
 from maskless.serve.requests import ErrorAnswer, Health, ModelsAnswer
 from maskless.serve.routes_pictures import picture_routes
 from maskless.serve.routes_text import text_routes
-from maskless.serve.state import State
+from maskless.serve.state import State, UnknownModelError
 from maskless.serve.tickets import GoneError
 from maskless.version import __version__
 
@@ -35,6 +35,7 @@ ERRORS: dict[int | str, dict[str, Any]] = {
     for code, text in {
         400: "A value that cannot be used; the message says which and what was expected.",
         401: "The key is missing or wrong.",
+        404: "A model, or a path, that is not here.",
         408: "The request took too long to arrive.",
         413: "The request is too long.",
         415: "Not JSON.",
@@ -81,6 +82,12 @@ def _plain_routes(app: FastAPI, state: State) -> None:
     @app.get("/v1/models", response_model=ModelsAnswer, tags=["about"], summary="The models and what they can do")
     async def models() -> Any:
         return {"data": [host.described() for host in state.hosts.values()]}
+
+    @app.get("/v1/models/{name}", response_model=dict[str, Any], tags=["about"], summary="One of the models")
+    async def model(name: str) -> Any:
+        if name not in state.hosts:
+            raise UnknownModelError(f"unknown model {name[:100]!r}: expected one of {', '.join(state.hosts)}")
+        return state.hosts[name].described()
 
     @app.get("/healthz", response_model=Health, tags=["about"], summary="Whether the server works")
     async def healthz() -> Any:
@@ -129,7 +136,7 @@ def _error_answers(app: FastAPI) -> None:
 
         return answer
 
-    for kind, status in {ValueError: 400, BrokenModelError: 500, BusyError: 503}.items():
+    for kind, status in {ValueError: 400, UnknownModelError: 404, BrokenModelError: 500, BusyError: 503}.items():
         app.add_exception_handler(kind, told(status))
 
     @app.exception_handler(RequestValidationError)

@@ -26,7 +26,9 @@ from maskless.train import state
 from maskless.train.codec_loop import CodecConfig, Trainer, train_steps
 from maskless.train.data import evenly
 from maskless.train.folder import Milestone, RunFolder
+from maskless.train.interruption import StoppedError
 from maskless.train.loop import Progress
+from maskless.train.processes import processes
 from maskless.train.report import or_unknown, progress_bar
 
 MOST_TESTED = 1_024  # of the images that are held out
@@ -72,7 +74,7 @@ def configure(
     if factor not in MULTIPLIERS:
         raise ValueError(f"factor {factor} is out of range: expected one of {', '.join(map(str, MULTIPLIERS))}")
     if (folder / "run.json").exists():
-        raise ValueError(f"{folder} holds a run already: resume it with --resume, or name another --out")
+        raise StoppedError(f"{folder} holds a run already: resume it with --resume, or name another --out")
     if (size := training.get("size")) is not None:
         if size < 1:
             raise ValueError(f"size is {size}: expected 1 or more pixels a side")
@@ -111,7 +113,7 @@ def read_config(folder: Path) -> CodecConfig:
 
 
 def find_device() -> torch.device:
-    return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    return torch.device(processes().device)
 
 
 class CodecRun(RunFolder[CodecQuality]):
@@ -119,9 +121,17 @@ class CodecRun(RunFolder[CodecQuality]):
 
     takes = "images"
 
-    def __init__(self, folder: Path, config: CodecConfig, images: np.ndarray, held_out: np.ndarray):
+    def __init__(
+        self,
+        folder: Path,
+        config: CodecConfig,
+        images: np.ndarray,
+        held_out: np.ndarray,
+        *,
+        begun: float | None = None,
+    ):
         """images: (N, H, W, C) uint8; held_out: (N,) bool, those to test on; where there are none, on the others."""
-        super().__init__(folder, config)
+        super().__init__(folder, config, begun=begun)
         self.images, self.held_out, trained = images, bool(held_out.any()), np.flatnonzero(~held_out)
         tested = np.flatnonzero(held_out) if self.held_out else trained
         self.tested = tested[evenly(len(tested), MOST_TESTED)]  # a folder is sorted by class
@@ -154,14 +164,14 @@ class CodecRun(RunFolder[CodecQuality]):
     def evaluate(self, step: int) -> CodecQuality:
         """PSNR of the averaged weights on images that were held out, and a picture of some of them."""
         decibels, differences, batch = [], [], self.settings.batch
-        with self.looking():
+        with self.looking("evaluate"):
             for first in range(0, len(self.tested), batch):
                 images, out = self._rebuilt(self.tested[first : first + batch])
                 decibels.append(psnr(out, images))
                 differences.append((out.float().clamp(-1, 1) - images).abs().mean((1, 2, 3)))
             each = torch.cat(decibels).double().cpu()
             if not each.isfinite().all():
-                raise ValueError(f"the PSNR is {each.mean().item()} at step {step}: {state.DIVERGED}")
+                raise state.diverged(f"the PSNR is {each.mean().item()}", step, self.folder / "states")
             some = self.tested[evenly(len(self.tested), SHOWN)]
             shown, rebuilt = (to_pixels(images).cpu() for images in self._rebuilt(some))
             pictures.reconstructions(shown, rebuilt, self.folder / "reconstructions.png")
@@ -186,11 +196,12 @@ class CodecRun(RunFolder[CodecQuality]):
         return self.evaluate(step)
 
 
-def train_codec(folder: Path, config: CodecConfig, console: Console) -> CodecSummary:
+def train_codec(folder: Path, config: CodecConfig, console: Console, *, begun: float | None = None) -> CodecSummary:
     """Train from the newest state in the folder, or from the start, to the end, showing progress."""
     images, held_out = read_pictures(config, console)
     _check_pictures(folder, images)
-    run = CodecRun(folder, config, images, held_out)
+    with console.status("setting up ..."):
+        run = CodecRun(folder, config, images, held_out, begun=begun)
     size = sum(p.numel() for p in run.trainer.codec.parameters()) / 1e6
     opening = (
         f"[bold]codec[/]: {size:.1f} M parameters, {len(images):,} images of {images.shape[1]} x {images.shape[2]}, "

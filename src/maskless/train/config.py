@@ -44,10 +44,10 @@ class Settings:
     """What every run has, of a network or of a codec: its end, its optimiser and its milestones."""
 
     steps: int
-    minutes: float | None = None  # stop after this long (evaluating and saving not counted), if before the last step
+    minutes: float | None = None  # wall time of the whole run, if that is over before the last step
     batch: int
     learning_rate: float = 3e-4
-    warmup: int
+    warmup: int | None  # steps; None: a twentieth of the run, 10 to 100 steps
     clip: float = 1.0
     ema: float
     seed: int = 0
@@ -64,8 +64,11 @@ class Settings:
 
     def rate(self, step: int, share: float) -> float:
         """Of learning: linear warm-up, then a cosine to zero at the end of the run, or constant."""
-        warm = min(1.0, (step + 1) / max(1, self.warmup))
-        return self.learning_rate * warm * self.fallen(min(1.0, share))
+        if self.warmup is None:
+            warm = max((step + 1) / 100, min((step + 1) / 10, 20 * share))
+        else:
+            warm = (step + 1) / max(1, self.warmup)
+        return self.learning_rate * min(1.0, warm) * self.fallen(min(1.0, share))
 
     def fallen(self, share: float) -> float:
         """What is left of the rate after a share of the run."""
@@ -84,7 +87,7 @@ class TrainConfig(Settings):
     batch: int = 512  # sequences of an optimiser step, over all processes
     accumulate: int = 1  # each process takes its share in this many pieces
     initial: str = "open"  # first weights: open gates (blocks.py), or as the released networks start
-    warmup: int = 2_500
+    warmup: int | None = 2_500
     decay: str = "constant"
     ema: float = 0.9999
     label_dropout: float = 0.1  # of pictures: the share of labels that are hidden, for guidance

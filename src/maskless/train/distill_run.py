@@ -31,6 +31,7 @@ from maskless.train.data import found_again, open_data, same_data
 from maskless.train.distill import ARCCOS, GROUPS, UNIFORM, Stride, Teacher, teaching
 from maskless.train.distill_loss import LOSSES
 from maskless.train.folder import changed, read_config, write_config
+from maskless.train.interruption import StoppedError
 from maskless.train.loop import Progress, own_share, take_steps
 from maskless.train.processes import check_processes, processes
 from maskless.train.run import Run, RunConfig, complete
@@ -146,7 +147,7 @@ def begin(folder: Path, request: DistillRequest) -> DistillConfig:
     if source is None or request.data is None:
         raise ValueError("what to distill, and on what? expected MODEL and --data DIR (a prepared folder)")
     if (folder / CONFIG).exists():
-        raise ValueError(f"{folder} holds a distillation already: resume it with --resume, or name another --out")
+        raise StoppedError(f"{folder} holds a distillation already: resume it with --resume, or name another --out")
     if (folder / "run.json").exists():
         raise ValueError(f"{folder} holds a training run: name another --out")
     model = load(source, tokenizer=request.tokenizer, device="cpu")
@@ -187,6 +188,12 @@ def resumed(folder: Path, request: DistillRequest) -> DistillConfig:
     return dataclasses.replace(config, data=place, train=settings, rounds=request.how.get("rounds", config.rounds))
 
 
+def finished(folder: Path, config: DistillConfig) -> list[RoundSummary] | None:
+    """The rounds of a distillation that has all of them; None: something is left to do."""
+    done = _results(folder)
+    return done if len(done) >= config.rounds and (folder / "model" / "config.json").is_file() else None
+
+
 def distill(folder: Path, config: DistillConfig, console: Console) -> list[RoundSummary]:
     """Go through the rounds that are not done yet, showing progress. The newest student is also in model/."""
     done = _results(folder)
@@ -196,13 +203,13 @@ def distill(folder: Path, config: DistillConfig, console: Console) -> list[Round
     if processes().is_main_process:
         config.write(folder)
     for number in range(len(done) + 1, config.rounds + 1):
-        teacher = _teacher_of(folder, number)
-        settings = dataclasses.replace(config.train, seed=mixed_seed(config.train.seed, number))
-        network = dataclasses.asdict(teacher.config)
-        data: dict[str, Any] = {"data": config.data, "fingerprint": config.fingerprint}
-        run = RoundConfig(**data, network=network, train=settings, distill=config, number=number)
         steps = config.student_steps(number)
-        this = Round(folder / f"round-{number}", run)
+        settings = dataclasses.replace(config.train, seed=mixed_seed(config.train.seed, number))
+        data: dict[str, Any] = {"data": config.data, "fingerprint": config.fingerprint}
+        with console.status("setting up ..."):
+            network = dataclasses.asdict(_teacher_of(folder, number).config)
+            run = RoundConfig(**data, network=network, train=settings, distill=config, number=number)
+            this = Round(folder / f"round-{number}", run)
         ended = complete(this, console, name=f"round {number} of {config.rounds}, {steps:g} steps")
         found = ended.likelihood
         done.append(RoundSummary(number, steps, ended.steps, ended.seconds, found.perplexity, found.perplexity_error))
@@ -240,7 +247,7 @@ def _settings(kind: str, pictures: bool, given: dict[str, Any]) -> TrainConfig:
         "steps": 10_000_000 if given.get("minutes") and "steps" not in given else steps,
         "batch": 128,
         "learning_rate": 3e-4,
-        "warmup": 100 if given.get("minutes") else min(2_500, max(10, steps // 20)),
+        "warmup": None if given.get("minutes") else min(2_500, max(10, steps // 20)),
         "sample_every": None,
     }
     if pictures and kind == "partition":

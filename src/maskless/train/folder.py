@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import math
+import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
@@ -27,10 +28,12 @@ from maskless.files import sweep, write_aside
 from maskless.train import state
 from maskless.train.config import CHANGEABLE, Settings
 from maskless.train.interruption import Interruption
-from maskless.train.loop import Clock, Progress, is_due, share_done
-from maskless.train.report import MetricsFile, Throughput, progress_bar
+from maskless.train.loop import Clock, Progress, is_due, room, share_done
+from maskless.train.report import MetricsFile, Throughput, progress_bar, read_metrics
 
 CONFIG = "run.json"
+ASIDE = 0.1  # of a run of so many minutes: what its default milestones may take
+TAIL = 3.0  # seconds that the curve and the end of the process take
 T = TypeVar("T")
 Milestone = tuple[int | None, Callable[[int], str]]  # every so many steps; what is done there, and what it has to say
 
@@ -45,9 +48,18 @@ class RunFolder(ABC, Generic[T]):
     network: nn.Module
     ema: EMA
 
-    def __init__(self, folder: Path, settings: Settings, accelerator: Accelerator | None = None):
-        """accelerator: of the processes that train together; None: this one is alone."""
+    def __init__(
+        self,
+        folder: Path,
+        settings: Settings,
+        accelerator: Accelerator | None = None,
+        *,
+        begun: float | None = None,
+    ):
+        """accelerator: of the processes that train together; None: this one is alone. begun: when the command did."""
         self.folder, self.settings, self.accelerator = folder, settings, accelerator
+        self.begun = time.monotonic() if begun is None else begun
+        self.took: dict[str, float] = {}  # seconds of what is done between steps, the last time
         self.main = accelerator is None or accelerator.is_main_process
         self.waiting: list[Progress] = []
 
@@ -85,13 +97,14 @@ class RunFolder(ABC, Generic[T]):
 
     def open(self, config: Mapping[str, Any]) -> None:
         """Resume from the newest state, or begin; config: what run.json is to say."""
-        self.start, spent = state.load(self.folder / "states", self.restore)
+        self.start, *spent = state.load(self.folder / "states", self.restore)
         if self.main:
             self.folder.mkdir(parents=True, exist_ok=True)
             sweep(self.folder)
             write_config(self.folder / CONFIG, config)
             self.metrics = MetricsFile(self.folder / "metrics.jsonl", self.start)
-        self.clock = Clock(spent)
+        self.clock = Clock(*spent, begun=self.begun)
+        self.keep_time_for_the_end()
 
     def log(self, step: Progress) -> float | None:
         """Note a step; every `log_every` steps write the losses since the last time. Returns the last loss, if read."""
@@ -125,19 +138,53 @@ class RunFolder(ABC, Generic[T]):
         self.network.train()
 
     @contextmanager
-    def looking(self) -> Iterator[None]:
-        """A look at the averages, which takes none of the run's time; a loss that is no number is named before it."""
+    def looking(self, what: str) -> Iterator[None]:
+        """A look at the averages, which is no time of training; a loss that is no number is named before it."""
         self.write_losses()
-        with self.clock.paused(), self.averaged():
+        with self.aside(what), self.averaged():
             yield
 
-    def save(self, step: int) -> None:
+    @contextmanager
+    def aside(self, what: str) -> Iterator[None]:
+        """Something that is not training; how long it takes is noted."""
+        before = self.clock.pauses
+        with self.clock.paused():
+            yield
+        self.took[what] = self.clock.pauses - before
+
+    def keep_time_for_the_end(self) -> None:
+        """Note how long the end will take: as long as its parts took before, or else about a tenth of the minutes."""
+        if self.settings.minutes is not None:
+            budget = 60 * self.settings.minutes
+            parts = sum(self.took.get(what, share * budget) for what, share in self.at_the_end().items())
+            self.clock.reserve = min(0.3 * budget, parts + min(TAIL, 0.05 * budget))
+
+    def at_the_end(self) -> dict[str, float]:
+        """What the end of the run consists of, and about which share of its minutes each part takes."""
+        return {"save": 0.02, "evaluate": 0.08}
+
+    def has_time_for(self, every: int | None) -> bool:
+        """Whether a milestone that is due is taken: if it was asked for, or if the others did not take too long yet."""
+        if every is not None or self.settings.minutes is None:
+            return True
+        return self.agreed(self.clock.pauses - ASIDE * self.clock.since_setup) <= 0
+
+    def agreed(self, value: float) -> float:
+        """The mean over all processes, so that they decide alike."""
+        if self.accelerator is None or self.accelerator.num_processes == 1:
+            return value
+        return float(self.together(torch.tensor(value, device=self.accelerator.device, dtype=torch.float64), "mean"))
+
+    def save(self, step: int, *, last: bool = False) -> None:
         """Write the losses up to here, the training state, then the averaged model."""
         self.write_losses()
         if self.together((~state.finite(self.weights())).float()).item():  # it would take the place of a good state
             raise state.diverged("weights are no finite numbers", step, self.folder / "states")
-        with self.clock.paused():
-            held = {"step": step, "seconds": self.clock.seconds} | self.state()
+        used = self.clock.wall
+        if last and self.settings.minutes is not None:  # with its end, which is yet to come
+            used = max(60 * self.settings.minutes, used + self.clock.reserve)
+        with self.aside("save"):
+            held = {"step": step, "seconds": self.clock.seconds, "wall_seconds": used} | self.state()
             if self.main:
                 state.save(self.folder / "states", held, self.settings.keep)
             self.save_model()
@@ -183,6 +230,9 @@ def complete(run: RunFolder[T], console: Console, opening: str, *, name: str, ea
 
     settings, done = run.settings, run.start
     say(opening + (f", resumed at step {done:,}" if done else ""))
+    if settings.minutes is not None and run.clock.setup > 15 * settings.minutes:
+        whole, left = 60 * settings.minutes, room(settings.minutes, run.clock)
+        say(f"  the set-up took {run.clock.setup:,.0f} of {whole:,.0f} seconds, which leaves {left:,.0f} for training")
     speed, share = Throughput(each, done, run.clock.seconds), share_done(settings, done, run.clock, run.accelerator)
     with progress_bar(console, enabled=run.main) as bar:
         task = bar.add_task(name, total=1.0, text="starting")
@@ -193,11 +243,14 @@ def complete(run: RunFolder[T], console: Console, opening: str, *, name: str, ea
                     pace = f"{speed.look(done, run.clock.seconds):>9,.0f} {run.takes}/s"
                     bar.update(task, completed=step.share, text=f"loss {loss:6.3f}  {pace}")
                 for every, work in run.milestones():
-                    if is_due(every, step, share) and not last:
+                    if is_due(every, step, share) and not last and run.has_time_for(every):
                         say(f"  step {done:,}: {escape(work(done))}")
+                        run.keep_time_for_the_end()
                 interrupted = run.stops(interruption.asked, logged=loss is not None)  # read once
-                if is_due(settings.save_every, step, share) or last or interrupted:
-                    run.save(done)
+                due = is_due(settings.save_every, step, share) and run.has_time_for(settings.save_every)
+                if due or last or interrupted:
+                    run.save(done, last=last)
+                    run.keep_time_for_the_end()
                 if interrupted:
                     raise KeyboardInterrupt
                 share = step.share
@@ -210,6 +263,15 @@ def complete(run: RunFolder[T], console: Console, opening: str, *, name: str, ea
         bar.update(task, text=f"{reached:>9,.0f} {run.takes}/s")
     run.close()
     return Ended(found, done, seconds, reached)
+
+
+def finished(folder: Path, settings: Settings, model: str) -> tuple[int, float] | None:
+    """The last step and the seconds of a run that is at its end, saved and measured; None: something is left to do."""
+    step, seconds = state.reached(folder / "states")
+    if step < settings.steps and (settings.minutes is None or seconds < 60 * settings.minutes):
+        return None
+    measured = any(line["step"] == step and "loss" not in line for line in read_metrics(folder / "metrics.jsonl"))
+    return (step, seconds) if measured and (folder / model / "config.json").is_file() else None
 
 
 # The configuration

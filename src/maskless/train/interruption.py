@@ -6,6 +6,10 @@ import signal
 import threading
 
 
+class StoppedError(ValueError):
+    """What stops a run that can be resumed; the command line says how."""
+
+
 class Interruption:
     """Put around the steps of a run: Ctrl-C sets `asked` and is raised where the block ends; a second one at once.
 

@@ -57,20 +57,37 @@ def is_due(every: int | None, step: Progress, before: float) -> bool:
 
 
 class Clock:
-    """Seconds of training, with the time of evaluation and saving left out."""
+    """Seconds of training, without evaluation and saving; and wall time, with all of it, which `minutes` limit."""
 
-    def __init__(self, spent: float):
-        self.begin = time.monotonic() - spent
+    reserve = 0.0  # seconds that the end of the run will take
+
+    def __init__(self, trained: float, used: float | None = None, *, begun: float | None = None):
+        """trained, used: by earlier parts of the run, in training and in all. begun: when its set-up was."""
+        self.made = time.monotonic()
+        self.begin, self.used = self.made - trained, trained if used is None else used
+        self.setup = 0.0 if begun is None else self.made - begun
+        self.pauses = 0.0
 
     @property
     def seconds(self) -> float:
         return time.monotonic() - self.begin
 
+    @property
+    def since_setup(self) -> float:
+        """Wall time without the set-up of this part."""
+        return self.used + time.monotonic() - self.made
+
+    @property
+    def wall(self) -> float:
+        return self.setup + self.since_setup
+
     @contextmanager
     def paused(self) -> Iterator[None]:
         before = time.monotonic()
         yield
-        self.begin += time.monotonic() - before
+        pause = time.monotonic() - before
+        self.begin += pause
+        self.pauses += pause
 
 
 @dataclass(frozen=True)
@@ -210,11 +227,18 @@ def _compiling_noticed() -> Iterator[None]:
         warnings.warn(text, stacklevel=3)
 
 
+def room(minutes: float, clock: Clock) -> float:
+    """The seconds between set-up and end; a run that is set up slowly still has half of its minutes."""
+    return max(30 * minutes, 60 * minutes - clock.setup - clock.reserve)
+
+
 def share_done(config: Settings, step: int, clock: Clock, accelerator: Accelerator | None = None) -> float:
     """How much of the run is done; all processes get the same, so that they agree on the rate and on when to stop."""
     if config.minutes is None:
         return step / config.steps
-    share = max(step / config.steps, clock.seconds / (60 * config.minutes))
+    most = room(config.minutes, clock)
+    next_step = min(clock.seconds / max(1, step), most / 10)  # as long as the mean; the first ones compile
+    share = max(step / config.steps, (clock.since_setup + next_step / 2) / most)
     if accelerator is None or accelerator.num_processes == 1:
         return share
     return float(accelerator.reduce(torch.tensor(share, device=accelerator.device, dtype=torch.float64), "mean"))

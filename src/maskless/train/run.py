@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
+import shlex
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -29,13 +30,14 @@ from maskless.train import folder as folders
 from maskless.train import state
 from maskless.train.config import MODELS, TrainConfig
 from maskless.train.data import open_data, same_data
-from maskless.train.folder import Milestone, RunFolder
+from maskless.train.folder import TAIL, Milestone, RunFolder
 from maskless.train.loop import Progress, compile_layers, train
 from maskless.train.processes import accelerator_of, check_processes, processes
 from maskless.train.report import or_unknown, plot_losses
 
 WHOLE = StateDictOptions(full_state_dict=True, cpu_offload=True)
 LOOK = 256  # sequences that are measured between steps
+PIECE = 8  # sequences that are measured to see how long one takes
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -60,7 +62,8 @@ class RunConfig:
     def read(folder: Path) -> RunConfig:
         def build(fields: dict[str, Any]) -> RunConfig:
             if "distill" in fields:
-                raise ValueError(f"{folder} is a round of a distillation: resume it with `maskless distill --resume`")
+                again = f"maskless distill --out {shlex.quote(str(folder.parent))} --resume"
+                raise ValueError(f"{folder} is a round of a distillation: resume it with: {again}")
             data, train = str(folder.resolve() / fields["data"]), TrainConfig(**fields["train"])
             return RunConfig(data=data, network=fields["network"], train=train, fingerprint=fields.get("fingerprint"))
 
@@ -86,14 +89,15 @@ class Run(RunFolder[tuple[Likelihood, list[Text]]]):
     settings: TrainConfig
     accelerator: Accelerator
 
-    def __init__(self, folder: Path, config: RunConfig):
+    def __init__(self, folder: Path, config: RunConfig, *, begun: float | None = None):
         settings = config.train
         self.how: dict[str, Any] = {}  # keywords of `generate` for the samples that are shown
         self.data = open_data(config.data)
         check_processes(settings, processes())
         self.config = dataclasses.replace(config, fingerprint=same_data(self.data, config.fingerprint, folder))
         _check_sizes(config, self.data)
-        super().__init__(folder, settings, accelerator_of(settings, folder))
+        super().__init__(folder, settings, accelerator_of(settings, folder), begun=begun)
+        self.seconds_each: float | None = None  # of a sequence that is measured
         network = self.build()
         compile_layers(network, settings, self.accelerator.device)
         self.parameters = sum(p.numel() for p in network.parameters())
@@ -156,19 +160,39 @@ class Run(RunFolder[tuple[Likelihood, list[Text]]]):
             if self.main:
                 self.model.save_pretrained(self.folder / "model", weights)
 
-    def evaluate(self, step: int, sequences: int) -> Likelihood:
-        """The validation bound of the averaged weights."""
-        with self.looking():
+    def bound(self, sequences: int) -> Likelihood:
+        """The validation bound of the averaged weights on so many sequences at most, and how long one took."""
+        with self.looking("evaluate"):
             network, rows, pad = self.model.network, self.data.split("valid"), self.data.pad
             measured = likelihood(network, rows, sequences=sequences, samples=4, pad=pad, lead=self.lead)
+        self.seconds_each = self.agreed(self.took["evaluate"]) / measured.sequences
+        return measured
+
+    @property
+    def most_measured(self) -> int:
+        """Sequences that are measured in the end, if there is time."""
+        return 2048 if self.accelerator.device.type == "cuda" else 512
+
+    def within(self, seconds: float, most: int) -> int:
+        """How many sequences can be measured in so many seconds; `most` where the run has no minutes."""
+        if self.settings.minutes is None:
+            return most
+        if self.seconds_each is None:
+            self.bound(PIECE)
+        assert self.seconds_each is not None
+        return max(PIECE, min(most, int(self.agreed(seconds) / self.seconds_each)))
+
+    def evaluate(self, step: int, sequences: int) -> Likelihood:
+        """The validation bound, noted."""
+        measured = self.bound(sequences)
         if not math.isfinite(measured.nats):
-            raise ValueError(f"the validation bound is {measured.nats} at step {step}: {state.DIVERGED}")
+            raise state.diverged(f"the validation bound is {measured.nats}", step, self.folder / "states")
         self.note(step, validation=measured.nats, error=measured.error, perplexity=measured.perplexity)
         return measured
 
     def samples(self, n: int) -> list[Text]:
         """Texts from the averaged weights; of an image model none, but samples.png in the run's folder."""
-        with self.looking(), torch.compiler.set_stance("force_eager"):
+        with self.looking("samples"), torch.compiler.set_stance("force_eager"):
             if not isinstance(self.data, PreparedImages):
                 return generate(self.model, n, seed=self.settings.seed, **self.how)
             model = self.model.to(self.accelerator.device)
@@ -178,9 +202,15 @@ class Run(RunFolder[tuple[Likelihood, list[Text]]]):
             pictures.grid(pixels_of(drawn), self.folder / "samples.png", labels=labels, columns=8)
         return []
 
+    def at_the_end(self) -> dict[str, float]:
+        assert self.settings.minutes is not None
+        full = math.inf if self.seconds_each is None else self.seconds_each * self.most_measured
+        evaluation = min(0.05, full / (60 * self.settings.minutes))  # of as many sequences as there is time for
+        return {"save": 0.02, "samples": 0.03, "final evaluation": evaluation}
+
     def milestones(self) -> list[Milestone]:
         def look(step: int) -> str:
-            found = self.evaluate(step, LOOK)
+            found = self.evaluate(step, self.within(0.6 * (self.settings.minutes or 0), LOOK))  # a hundredth
             return f"validation perplexity {found.perplexity:.1f} ± {or_unknown(found.perplexity_error, '.1f')}"
 
         def show(step: int) -> str:
@@ -190,7 +220,8 @@ class Run(RunFolder[tuple[Likelihood, list[Text]]]):
 
     def finish(self, step: int, say: Callable[[str], None]) -> tuple[Likelihood, list[Text]]:
         say("evaluating")
-        measured = self.evaluate(step, 2048 if self.accelerator.device.type == "cuda" else 512)
+        left = 60 * (self.settings.minutes or 0) - self.clock.wall - self.took.get("samples", 0.0) - TAIL
+        measured = self.evaluate(step, self.within(left, self.most_measured))
         say("sampling")
         return measured, self.samples(2)
 
@@ -205,9 +236,16 @@ class Run(RunFolder[tuple[Likelihood, list[Text]]]):
             plot_losses({self.settings.model: self.metrics.lines}, self.folder / "loss.png")
 
 
-def run(folder: Path, config: RunConfig, console: Console, *, name: str = "training") -> Summary:
-    """Train from the newest state in the folder, or from the start, to the end, showing progress."""
-    return complete(Run(folder, config), console, name=name)
+def run(
+    folder: Path, config: RunConfig, console: Console, *, name: str = "training", begun: float | None = None
+) -> Summary:
+    """Train from the newest state in the folder, or from the start, to the end, showing progress.
+
+    begun: the `time.monotonic()` from which on the minutes of the run count. Default: now.
+    """
+    with console.status("setting up ..."):
+        this = Run(folder, config, begun=begun)
+    return complete(this, console, name=name)
 
 
 def complete(this: Run, console: Console, *, name: str) -> Summary:

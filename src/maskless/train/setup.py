@@ -24,6 +24,7 @@ from maskless.mixture import IMAGE_DEFAULT, TEXT_DEFAULT, Mixture
 from maskless.train.config import TrainConfig
 from maskless.train.data import found_again
 from maskless.train.folder import changed
+from maskless.train.interruption import StoppedError
 from maskless.train.plan import Sizes, image_network_config, network_config, plan
 from maskless.train.processes import check_processes, processes
 from maskless.train.run import RunConfig
@@ -54,7 +55,7 @@ def configure(folder: Path, request: Request, prepare: Prepare) -> RunConfig:
     if request.vocab is not None and request.tokenizer is not None:
         raise ValueError("--tokenizer and --vocab exclude each other: take a tokenizer, or train one")
     if (folder / "run.json").exists():
-        raise ValueError(f"{folder} holds a run already: resume it with --resume, or name another --out")
+        raise StoppedError(f"{folder} holds a run already: resume it with --resume, or name another --out")
     if request.data is not None and (request.vocab, request.tokenizer, request.length) != (None, None, None):
         raise ValueError("--vocab, --tokenizer and --length go with --text: prepared data has its own")
     device, image = torch.device(processes().device), request.data is not None and holds_images(request.data)
@@ -103,7 +104,7 @@ def _settings(request: Request, sizes: Sizes) -> TrainConfig:
         "steps": steps,
         "batch": sizes.batch,
         "learning_rate": sizes.learning_rate,
-        "warmup": 100 if request.train.get("minutes") else min(2_500, max(10, steps // 20)),
+        "warmup": None if request.train.get("minutes") else min(2_500, max(10, steps // 20)),
         "decay": "cosine",
         "sample_every": None,
     }

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from maskless.files import write_aside
+from maskless.train.interruption import StoppedError
 
 DIVERGED = "try a lower learning rate, in another --out"  # where a number is none any more
 # What reading a file that is damaged, or of another run, may raise.
@@ -25,17 +26,26 @@ def save(folder: Path, state: dict[str, Any], keep: int) -> None:
         old.unlink()
 
 
-def load(folder: Path, restore: Callable[[dict[str, Any]], None]) -> tuple[int, float]:
-    """Let `restore` put the newest state in place; its step and the seconds spent, or zeros where there is none."""
+def load(folder: Path, restore: Callable[[dict[str, Any]], None]) -> tuple[int, float, float]:
+    """Let `restore` put the newest state in place; its step, the seconds of training and those in all, or zeros."""
     states = saved(folder)
     if not states:
-        return 0, 0.0
+        return 0, 0.0, 0.0
     try:
         state: dict[str, Any] = torch.load(states[-1], map_location="cpu", weights_only=True)
         restore(state)
-        return state["step"], state["seconds"]
+        return state["step"], state["seconds"], state.get("wall_seconds", state["seconds"])
     except UNREADABLE as error:
         raise unreadable(states, error) from None
+
+
+def reached(folder: Path) -> tuple[int, float]:
+    """The step of the newest state and the wall time until then, in seconds, without reading its tensors; or zeros."""
+    try:
+        state = torch.load(saved(folder)[-1], map_location="cpu", weights_only=True, mmap=True)
+        return state["step"], state.get("wall_seconds", state["seconds"])
+    except (IndexError, *UNREADABLE):  # whoever restores it will say what is wrong
+        return 0, 0.0
 
 
 def saved(folder: Path) -> list[Path]:
@@ -66,8 +76,10 @@ def check_numbers(tensors: Iterable[Tensor]) -> None:
 def diverged(said: str, step: int, folder: Path) -> ValueError:
     """What to say of a run whose numbers are none any more; folder: its states, all of them from before."""
     states = saved(folder)
-    way_back = f"--resume goes on from {states[-1].name}; if it ends here again, " if states else ""
-    return ValueError(f"{said} at step {step}: {way_back}{DIVERGED}")
+    if not states:
+        return ValueError(f"{said} at step {step}: {DIVERGED}")
+    way_back = f"--resume goes on from {states[-1].name}; if it ends here again, "
+    return StoppedError(f"{said} at step {step}: {way_back}{DIVERGED}")
 
 
 def check_end(folder: Path, steps: int) -> None:
