@@ -71,7 +71,10 @@ def configure(folder: Path, request: Request, prepare: Prepare) -> RunConfig:
     if image:
         assert request.data is not None
         images = open_images(request.data)
-        config = image_network_config(settings.model, images, **network)
+        rope = {"rope": "2d"} if settings.model == "pgm" else {}
+        config = image_network_config(settings.model, images, **rope | network)
+        if settings.orders:
+            Mixture.parse(settings.orders, image=True).families(images.length - 1, images.grid)  # regions that fit
         if settings.model == "pgm" and settings.weights != "arccos":
             raise ValueError(f"weights {settings.weights!r} are for text: expected arccos, since these are pictures")
         return RunConfig(data=str(images.folder.resolve()), network=dataclasses.asdict(config), train=settings)
