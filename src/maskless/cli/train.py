@@ -50,7 +50,9 @@ NETWORK: Options = {  # keywords of `network_config` and `image_network_config`
     "queries": Option(str, "pgm: position (default), mean or logsumexp."),
     "swap": Option(str, "pgm: gated (default of a chain), released (of two groups) or residual."),
     "neighbours": Option(
-        int, "pgm: neighbours on each side whose states a target starts from. Default: CPU chains 2, else 0."
+        int,
+        "pgm: neighbours on each side whose states a target starts from. Default: 2 of text chains on a CPU, 1 of "
+        "pictures (above, below, left, right), else 0.",
     ),
     "rope": Option(str, "pgm of pictures: 2d (default), by row and column, or 1d."),
 }

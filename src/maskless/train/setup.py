@@ -63,7 +63,7 @@ def configure(folder: Path, request: Request, prepare: Prepare) -> RunConfig:
     check_processes(settings, processes())
     network = {"width": sizes.width, "layers": sizes.layers} | request.network
     if settings.objective == "chain":
-        near = 2 if device.type == "cpu" and not image else 0  # where it was measured (docs/results.md)
+        near = (1 if image else 2) if device.type == "cpu" else 0  # where it was measured
         network = {"context": "ordered", "swap": "gated", "neighbours": near} | network
         for name, needs in (("context", "ordered"), ("queries", "position")):
             if network.get(name, needs) != needs:
