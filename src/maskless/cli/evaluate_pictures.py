@@ -13,6 +13,7 @@ from maskless.checkpoint import Model, digest
 from maskless.cli import show
 from maskless.cli.checks import check_places, numbers
 from maskless.cli.evaluate_tables import image_likelihoods
+from maskless.cli.options import Given
 from maskless.cli.pictures import side_of
 from maskless.data.image_tokens import holds_images, open_images
 from maskless.decide import settled
@@ -90,7 +91,7 @@ def evaluate_bound(
     if prepared.grid != grid_of(model) or prepared.vocab > model.config.vocab + 1:  # MaskGIT has no row for the BOS
         has = f"a grid of {prepared.grid} with {prepared.codes:,} codes"
         raise ValueError(f"{data[0]} has {has}: expected {grid_of(model)}, as the model was trained on")
-    rows, how = prepared.split(split), {"counts": counts}
+    rows, how = prepared.split(split), Given(counts=counts)
     rows.classes = model.config.classes or rows.classes
     if steps is not None:
         how["steps"] = numbers("steps", steps, int, "32")[0]

@@ -185,8 +185,8 @@ class CodecRun(RunFolder[CodecQuality]):
             pictures.reconstructions(shown, rebuilt, self.folder / "reconstructions.png")
         error = each.std().item() / math.sqrt(len(each)) if len(each) > 1 else math.nan
         l1 = torch.cat(differences).mean().item()
-        dead = self.trainer.use.number_dead()
-        quality = CodecQuality(each.mean().item(), error, l1, len(each), self.held_out, **self.facts(), dead_codes=dead)
+        use = self.trainer.use.used(), self.trainer.use.perplexity(), self.trainer.use.number_dead()
+        quality = CodecQuality(each.mean().item(), error, l1, len(each), self.held_out, *use)
         self.note(step, **dataclasses.asdict(quality))
         return quality
 

@@ -71,8 +71,9 @@ def configure(folder: Path, request: Request, prepare: Prepare) -> RunConfig:
     if image:
         assert request.data is not None
         images = open_images(request.data)
-        rope = {"rope": "2d"} if settings.model == "pgm" else {}
-        config = image_network_config(settings.model, images, **rope | network)
+        if settings.model == "pgm":
+            network = {"rope": "2d"} | network
+        config = image_network_config(settings.model, images, **network)
         if settings.orders:
             Mixture.parse(settings.orders, image=True).families(images.length - 1, images.grid)  # regions that fit
         if settings.model == "pgm" and settings.weights != "arccos":
