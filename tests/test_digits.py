@@ -18,7 +18,7 @@ from maskless.train.run import RunConfig, run
 
 LEVELS = 17  # of grey in scikit-learn's digits
 FEW = 5  # of the small ones
-KINDS = (0, 1, 4, 7)  # of the small ones
+KINDS = (0, 1)  # of the small ones
 
 
 def prepared(folder, images, labels, levels: int):
@@ -38,15 +38,15 @@ def digits(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def small_digits():
-    """Four of the digits, 4 x 4 and in few levels of grey: a minute's work in a few seconds.  (N, 4, 4), (N,)"""
+    """Two of the digits, 4 x 4 and in few levels of grey: a minute's work in a second.  (N, 4, 4), (N,)"""
     data = load_digits()
     chosen = np.isin(data.target, KINDS)
     means = data.images[chosen].reshape(-1, 4, 2, 4, 2).mean((2, 4))
     return (means / (LEVELS - 1) * (FEW - 1)).round(), data.target[chosen]
 
 
-def trained(folder, data, model: str, steps: int, *, layers: int = 4, context: str = "full", **settings):
-    network = image_network_config(model, data, width=64, layers=layers, dropout=0.0, context=context)
+def trained(folder, data, model: str, steps: int, *, kinds: dict | None = None, **settings):
+    network = image_network_config(model, data, width=64, dropout=0.0, **{"layers": 4} | (kinds or {}))
     usual = {"weights": "arccos", "batch": 32, "learning_rate": 3e-3, "warmup": 10, "decay": "cosine", "ema": 0.98}
     quiet = {"tracker": "none", "evaluate_every": 0, "save_every": 0}
     train = TrainConfig(model=model, steps=steps, **usual | quiet | settings)
@@ -72,14 +72,15 @@ def beginner(digits, tmp_path_factory):
 
 def test_a_classifier_recognises_the_digits_that_a_pgm_draws(small_digits, tmp_path):
     images, labels = small_digits
-    chain = {"objective": "chain", "orders": "random=1", "context": "ordered"}
+    chain = {"objective": "chain", "orders": "random=1,halton=1", "weights": "bounded"}
+    kinds = {"context": "ordered", "swap": "gated", "rope": "2d", "layers": 2}
     data = prepared(tmp_path, images, labels, FEW)
-    artist = trained(tmp_path / "run", data, "pgm", 300, layers=2, weights="bounded", **chain)
+    artist = trained(tmp_path / "run", data, "pgm", 60, kinds=kinds, learning_rate=8e-3, ema=0.9, **chain)
     judge = SVC(gamma=0.01 * (FEW - 1) ** 2).fit(images.reshape(len(images), -1) / (FEW - 1), labels)
-    wanted = [str(KINDS[i % 4]) for i in range(100)]
+    wanted = [str(KINDS[i % 2]) for i in range(100)]
     drawn = maskless.generate(artist.model, labels=wanted, guidance=2.0, steps=16, seed=1)
     right = (judge.predict(levels(drawn)).astype(str) == wanted).mean()
-    assert right >= 0.6  # by chance 0.25, of five seeds 0.85 to 0.97
+    assert right >= 0.8  # after 2 steps 0.44 to 0.49, of four seeds 0.97 to 0.99
     assert [one.label for one in drawn] == wanted
 
 

@@ -8,7 +8,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from maskless.draw import SCHEDULES, Guidance, Truncation, constant, ramp
+from maskless.draw import SCHEDULES, Guidance, Truncation, constant, interval, ramp
+from maskless.how import SCHEDULES as NAMES
 from maskless.logits import row_keys
 from maskless.order import COUNTS, ORDERS
 from maskless.plans import plan
@@ -63,6 +64,22 @@ def test_a_ramp_grows_from_nothing_to_the_whole_weight_and_a_single_step_has_it_
     assert torch.equal(run(sampler, labelled, steps=steps, guidance=Guidance(weight=3.0, dropped=DROPPED)), expected)
 
 
+@pytest.mark.parametrize(
+    ("schedule", "expected"),
+    [
+        ("constant", [1, 1, 1, 1, 1, 1, 1]),
+        ("ramp", [0, 1 / 6, 2 / 6, 3 / 6, 4 / 6, 5 / 6, 1]),
+        ("cosine", [0, (2 - math.sqrt(3)) / 4, 1 / 4, 1 / 2, 3 / 4, (2 + math.sqrt(3)) / 4, 1]),
+        ("interval", [0, 0, 1, 1, 1, 1, 1]),
+    ],
+)
+def test_schedules_give_these_shares_of_the_weight_in_seven_steps(schedule, expected):
+    assert set(SCHEDULES) == set(NAMES)
+    progress = torch.arange(7).double() / 6
+    torch.testing.assert_close(SCHEDULES[schedule](progress), torch.tensor(expected).double())
+    assert SCHEDULES[schedule](torch.ones(1)).item() == 1  # a row with a single step has it all
+
+
 @pytest.mark.parametrize("sampler", SAMPLERS)
 @pytest.mark.parametrize("schedule", SCHEDULES)
 def test_a_weight_of_zero_is_no_guidance(sampler, schedule):
@@ -73,7 +90,12 @@ def test_a_weight_of_zero_is_no_guidance(sampler, schedule):
 @pytest.mark.parametrize("sampler", SAMPLERS)
 @pytest.mark.parametrize(
     ("weight", "schedule", "expected"),
-    [(0.0, constant, [B, B, B]), (2.0, constant, [2 * B, 2 * B, 2 * B]), (2.0, ramp, [B, 2 * B, 2 * B])],
+    [
+        (0.0, constant, [B, B, B]),
+        (2.0, constant, [2 * B, 2 * B, 2 * B]),
+        (2.0, ramp, [B, 2 * B, 2 * B]),
+        (2.0, interval, [B, 2 * B, 2 * B]),
+    ],
 )
 def test_the_unconditional_half_is_computed_only_where_it_has_a_weight(sampler, weight, schedule, expected):
     calls: list[int] = []

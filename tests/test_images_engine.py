@@ -22,6 +22,7 @@ KINDS = {
     "full": {"registers": True},
     "ordered": {"registers": True, "context": "ordered"},
     "2d": {"rope": "2d"},
+    "2d, ordered": {"registers": True, "context": "ordered", "swap": "gated", "rope": "2d"},
     "no labels": {"classes": None, "context": "ordered"},
     "aggregate": {"queries": "mean"},  # which the engine does not serve
 }
@@ -68,6 +69,8 @@ HOWS = [
     {"guidance": 1.0, "schedule": "constant", "steps": 25, "order": "raster"},
     {"guidance": 2.0, "counts": "mdlm", "order": "random", "steps": 7},
     {"guidance": 2.0, "temperature": 0.8, "top_k": 5, "top_p": 0.9, "warmup": 3, "steps": 5},
+    {"guidance": 3.0, "schedule": "interval", "regions": 2},
+    {"guidance": 3.0, "schedule": "cosine", "counts": "cosine", "order": "raster", "steps": 6},
 ]
 
 

@@ -28,7 +28,7 @@ def test_every_order_is_a_permutation_that_begins_with_the_lead(family, length, 
 
 
 @pytest.mark.parametrize("grid", [(1, 1), (2, 3), (4, 6)])
-@pytest.mark.parametrize("family", [*IMAGE_FAMILIES, "random=1,halton=1,raster=1,regions=1"])
+@pytest.mark.parametrize("family", [*IMAGE_FAMILIES, "regions1", "random=1,halton=1,raster=1,regions=1"])
 def test_every_order_of_a_grid_is_a_permutation_that_begins_with_the_bos(family, grid):
     order = drawn(family, length=1 + grid[0] * grid[1], lead=1, grid=grid)
     assert torch.equal(order.sort(1).values, torch.arange(order.shape[1]).expand_as(order))
@@ -140,6 +140,12 @@ def test_a_mixture_knows_what_is_in_it():
     assert Mixture.parse("strands8=50,left=50").strands(256) == [1, 8]
     assert Mixture.parse("random").strands(256) == []
     assert Mixture.parse("strands8").has("strands")
+    pictures = Mixture.parse("regions=3,regions5=1", image=True)
+    assert pictures.has("regions")
+    assert pictures.regions((16, 16)) == [1, 2, 4, 5, 8]
+    assert Mixture.parse("raster", image=True).regions((16, 16)) == []
+    with pytest.raises(ValueError, match="regions 5 of a grid of 4 x 6 is out of range: expected 1 to 4"):
+        pictures.families(24, (4, 6))
 
 
 @pytest.mark.parametrize(
@@ -149,6 +155,8 @@ def test_a_mixture_knows_what_is_in_it():
         ("halton", False, "unknown order 'halton'"),
         ("strands", True, "unknown order 'strands' in orders 'strands': expected random, halton, raster, regions"),
         ("strands0", False, "unknown order 'strands0'"),
+        ("strands4", True, "unknown order 'strands4'"),
+        ("regions4", False, "unknown order 'regions4'"),
         ("random=-1", False, "share '-1' of random in orders 'random=-1': expected a number above 0"),
         ("random=x", False, "share 'x' of random"),
         ("random=nan", False, "share 'nan' of random"),

@@ -87,6 +87,13 @@ def test_one_step_decides_everything(name):
     assert COUNTS[name](unknown, torch.ones(3, dtype=torch.long), draws(3, 7))[:, 0].tolist() == [0, 3, 7]
 
 
+def test_cosine_counts_decide_the_share_that_is_not_under_the_cosine():
+    done = COUNTS["cosine"](torch.tensor([256]), torch.tensor([8]), draws(1, 256))[0].cumsum(0)
+    assert done.tolist() == [max(s, int(256 * (1 - math.cos(math.pi / 2 * s / 8)))) for s in range(1, 8)] + [256]
+    few = COUNTS["cosine"](torch.tensor([5, 9]), torch.tensor([5, 3]), draws(2, 9))
+    assert few.tolist() == [[1, 1, 1, 1, 1], [1, 3, 5, 0, 0]]  # no step is empty
+
+
 def test_each_mdlm_count_is_binomial_over_what_remains(p_value):
     L, K, B = 6, 4, 60_000
     counts = mdlm(torch.full((B,), L), torch.full((B,), K), draws(B, L))
@@ -152,12 +159,12 @@ def test_halton_visits_cells_as_the_sequence_first_falls_in_them(H, W):
     assert cells_of(H, W) == list(visited)
 
 
-@given(grid=grids, roll=st.booleans(), seed=st.integers(0, 99))
-def test_halton_is_a_permutation_with_known_cells_first_and_ignored_ones_last(grid, roll, seed):
+@given(grid=grids, seed=st.integers(0, 99))
+def test_halton_is_a_permutation_with_known_cells_first_and_ignored_ones_last(grid, seed):
     n = grid[0] * grid[1]
     u, v = draws(2, 3, n, seed=seed)
     stage = (3 * v).long()
-    order = halton(grid, roll=roll)(stage, u)
+    order = halton(grid)(stage, u)
     assert torch.equal(order.sort(1).values, torch.arange(n).expand_as(order))
     assert torch.equal(stage.gather(1, order), stage.sort(1).values)
 
@@ -169,17 +176,6 @@ def test_halton_keeps_its_order_among_the_cells_that_are_left(grid, seed):
     wanted = v[0] < 0.5
     order = halton(grid)(wanted[None].long(), u)[0]
     assert order[wanted[order]].tolist() == [cell for cell in cells_of(*grid) if wanted[cell]]
-
-
-def test_a_rolled_order_starts_anywhere_and_goes_round(p_value):
-    plain = cells_of(2, 3)
-    stage, u = torch.ones(6_000, 6, dtype=torch.long), draws(6_000, 6)
-    rolled = halton((2, 3), roll=True)(stage, u)
-    starts = [plain.index(int(row[0])) for row in rolled]
-    for row, start in zip(rolled[:50].tolist(), starts, strict=False):
-        assert row == plain[start:] + plain[:start]
-    assert p_value(torch.tensor(starts).bincount(minlength=6), torch.full((6,), 1_000.0)) > 1e-4
-    assert torch.equal(halton((2, 3), roll=True)(stage[7:8], u[7:8])[0], rolled[7])
 
 
 def test_the_turns_of_a_grid_are_computed_once():

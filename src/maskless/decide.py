@@ -8,7 +8,6 @@ from __future__ import annotations
 import warnings
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -18,10 +17,11 @@ from maskless.drafts import Drafts, OnStep
 from maskless.draw import SCHEDULES, Guidance, Truncation
 from maskless.engine import backend_of
 from maskless.how import IMAGE_ORDERS, TEXT_ORDERS, How
+from maskless.mixture import Mixture, region_numbers
 from maskless.nn.calls import evaluating
 from maskless.nn.causal import CausalTransformer
 from maskless.nn.partition import chains
-from maskless.order import COUNTS, ORDERS, Order, after_lead, halton, in_place, strand_numbers
+from maskless.order import COUNTS, ORDERS, Order, after_lead, halton, in_place, regions, strand_numbers
 from maskless.plans import Plan, check_steps, plan_causal, plan_strands
 from maskless.plans import plan as make_plan
 from maskless.sampling import run
@@ -103,12 +103,9 @@ def _settled(model: Model, how: How, unknown: int) -> How:
     if how.refresh > 1 and not _forgets(model):
         raise ValueError(f"refresh {how.refresh} goes with the full context of a Partition Transformer only")
     if model.frame.grid is not None:
-        if how.strands is not None:
-            raise ValueError(f"strands {how.strands} are of text: this is an image model")
-        usual: dict[str, Any] = {"order": "halton", "counts": "arccos", "noise": 5.0, "warmup": 1}
-        how = replace(how, **{name: value for name, value in usual.items() if getattr(how, name) is None})
-        _check_order(how.order, IMAGE_ORDERS)
-        return replace(how, steps=min(FEW, unknown)) if how.steps is None else how
+        return _image(model.mixture, model.frame.grid, how, unknown)
+    if how.regions is not None:
+        raise ValueError(f"regions {how.regions} are of images: this is a text model")
     mixture, order = model.mixture, how.order or ("strands" if how.strands else None)
     if order in OLD_ORDERS:
         warnings.warn(f"the order {order} is called left now", FutureWarning, stacklevel=2)
@@ -118,7 +115,7 @@ def _settled(model: Model, how: How, unknown: int) -> How:
     _check_order(order, TEXT_ORDERS)
     seen = "random" if order == "confidence" else order
     if mixture is not None and not (mixture.has(seen) or (seen == "left" and 1 in trained)):
-        warnings.warn(f"this model was trained on {mixture}: the order {order} is new to it", stacklevel=2)
+        _warn(order, mixture)
     if order == "strands":
         if how.counts not in (None, "uniform"):
             raise ValueError(f"counts {how.counts!r} with strands, which settle them: expected none")
@@ -128,6 +125,34 @@ def _settled(model: Model, how: How, unknown: int) -> How:
     return replace(how, order=order, steps=steps)
 
 
+def _image(mixture: Mixture | None, grid: tuple[int, int], how: How, unknown: int) -> How:
+    """Of images: a chain draws in an order of its mixture. Regions take a cell of each in a step, unless told."""
+    if how.strands is not None:
+        raise ValueError(f"strands {how.strands} are of text: this is an image model")
+    order = how.order or ("regions" if how.regions is not None else _usual(mixture))
+    _check_order(order, IMAGE_ORDERS)
+    if mixture is not None and not mixture.has(order, "random"):
+        _warn(order, mixture)
+    steps, number = FEW, how.regions
+    if order == "regions":
+        trained = [] if mixture is None else mixture.regions(grid)
+        sizes = {n: -(-grid[0] // n) * -(-grid[1] // n) for n in trained or region_numbers(grid)}  # rounded up
+        number = number or next((n for n, cells in sizes.items() if n > 1 and cells <= 2 * FEW), max(sizes))
+        regions(grid, number)  # a mistake shows at once
+        steps = -(-grid[0] // number) * -(-grid[1] // number)
+    counts = "uniform" if order == "regions" else "arccos"
+    usual = {"counts": counts, "noise": 5.0, "warmup": 1, "steps": min(steps, unknown)}
+    given = {name: value for name, value in usual.items() if getattr(how, name) is None}
+    return replace(how, order=order, regions=number, **given)  # type: ignore[arg-type]
+
+
+def _usual(mixture: Mixture | None) -> str:
+    """The order of images that was not asked for: Halton's is one of all orders, and spreads the cells of a step."""
+    if mixture is None or mixture.has("halton", "random"):
+        return "halton"
+    return "regions" if mixture.has("regions") else "raster"
+
+
 def _exact(model: Model, how: How, unknown: int) -> How:
     """A token a step, of which several are drawn in a round."""
     if not chains(model.network):
@@ -135,8 +160,9 @@ def _exact(model: Model, how: How, unknown: int) -> How:
             "exact sampling checks tokens as a chain: expected a Partition Transformer with ordered context"
         )
     plain = _settled(model, replace(how, exact=False, draft=None), unknown)
-    draft = how.draft or (plain.strands if plain.order == "strands" and (plain.strands or 0) > 1 else DRAFT)
-    return replace(plain, exact=True, draft=min(draft or DRAFT, unknown), steps=None, counts=None)
+    parts = (plain.strands or 1) if plain.order == "strands" else (plain.regions or 1) ** 2
+    draft = how.draft or (parts if parts > 1 else DRAFT)
+    return replace(plain, exact=True, draft=min(draft, unknown), steps=None, counts=None)
 
 
 def _causal(how: How, unknown: int) -> How:
@@ -154,6 +180,10 @@ def _check_order(order: str | None, known: tuple[str, ...]) -> None:
         raise ValueError(f"unknown order {order!r}: expected one of {', '.join(known)}")
 
 
+def _warn(order: str, mixture: Mixture) -> None:
+    warnings.warn(f"this model was trained on {mixture}: the order {order} is new to it", stacklevel=3)
+
+
 def _forgets(model: Model) -> bool:
     """Whether what the network has encoded changes with each token that becomes known."""
     return model.kind == "partition" and model.config.context == "full"
@@ -168,7 +198,7 @@ def plan_of(model: Model, known: Tensor, wanted: Tensor, keys: Tensor, how: How)
             check_steps(how.steps, int(wanted.sum(1).max()))
         made = plan_strands(known, wanted, keys, longest=_longest(wanted, how), shape=partial(shaped, model))
         return made.one_by_one() if how.exact else made
-    order, counts = order_of(model, how.order), COUNTS[how.counts or "uniform"]
+    order, counts = order_of(model, how.order, how.regions), COUNTS[how.counts or "uniform"]
     steps = int(wanted.sum(1).max()) if how.steps is None else how.steps
     return make_plan(known, wanted, keys, steps=steps, order=order, counts=counts)
 
@@ -180,17 +210,21 @@ def _longest(wanted: Tensor, how: How) -> Tensor:
     return longest.clamp_min(1)
 
 
-def order_of(model: Model, name: str | None) -> Order:
-    """An order by its name, confidence being random among equals."""
+def order_of(model: Model, name: str | None, parts: int | None = None) -> Order:
+    """An order by its name, confidence being random among equals; parts: of regions, along a side."""
     grid = model.frame.grid
     if grid is None:
         return shaped(model, ORDERS["left" if name == "left" else "random"])
-    inner = halton(grid) if name == "halton" else ORDERS["left" if name == "raster" else "random"]
-    return after_lead(inner, len(model.frame.lead))
+    inner = ORDERS["left" if name == "raster" else "random"]
+    if name == "halton":
+        inner = halton(grid)
+    elif name == "regions":
+        inner = regions(grid, parts or 1)
+    return after_lead(shaped(model, inner), len(model.frame.lead))
 
 
 def shaped(model: Model, order: Order) -> Order:
     """The order with the known tokens as the model's training showed them: as they stand, or shuffled."""
     mixture = model.mixture
-    placed = mixture is not None and mixture.has("left", "strands", "gaps")
+    placed = mixture is not None and (model.frame.grid is not None or mixture.has("left", "strands", "gaps"))
     return in_place(order) if placed else order

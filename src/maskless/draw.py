@@ -17,6 +17,7 @@ from maskless.nn import Network
 from maskless.plans import Plan
 from maskless.problems import Problems
 
+BEGINS = 1 / 3  # where in the steps of a row the interval of guidance begins
 DRAW, NOISE = 2, 3  # purposes of random numbers; those of plans are 0 and 1
 Filter = Callable[[Tensor, Tensor, Tensor], Tensor]  # logits (U, V), rows (U,), positions (U,) -> logits
 
@@ -59,7 +60,22 @@ def check_warmup(steps: int) -> None:
         raise ValueError(f"warmup {steps} is out of range: expected 0 (none) or more steps")
 
 
-SCHEDULES: dict[str, Callable[[Tensor], Tensor]] = {"constant": constant, "ramp": ramp}
+def cosine(progress: Tensor) -> Tensor:
+    """A weight that grows from 0 slowly, then fast, then slowly: w * (1 - cos(pi s / (S - 1))) / 2."""
+    return (1 - (math.pi * progress).cos()) / 2
+
+
+def interval(progress: Tensor) -> Tensor:
+    """No weight in the first third of the steps, then all of it.  Kynkaanniemi et al. 2024"""
+    return (progress >= BEGINS).to(progress.dtype)
+
+
+SCHEDULES: dict[str, Callable[[Tensor], Tensor]] = {
+    "constant": constant,
+    "ramp": ramp,
+    "cosine": cosine,
+    "interval": interval,
+}
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -14,12 +14,12 @@ from typing import Any, TypedDict, TypeVar
 from maskless.seeds import seed_of
 
 TEXT_ORDERS = ("random", "left", "strands", "confidence")
-IMAGE_ORDERS = ("halton", "confidence", "random", "raster")
-COUNTS = ("uniform", "mdlm", "arccos", "arccos-after-one")
-SCHEDULES = ("constant", "ramp")
+IMAGE_ORDERS = ("halton", "confidence", "random", "raster", "regions")
+COUNTS = ("uniform", "mdlm", "arccos", "arccos-after-one", "cosine")
+SCHEDULES = ("constant", "ramp", "cosine", "interval")
 NONE = "0 (none) or more"
 KINDS = (  # of choices that belong together: where to write, how to draw, towards what
-    ("order", "steps", "strands", "counts", "exact", "draft", "revise"),
+    ("order", "steps", "strands", "regions", "counts", "exact", "draft", "revise"),
     ("temperature", "top_k", "top_p"),
     ("guidance", "schedule"),
 )
@@ -44,11 +44,14 @@ class How:
     top_p: float | None = choice(None, "Top-p (nucleus) threshold.")
     order: str | None = choice(
         None,
-        "Text: random, left, strands or confidence; images: halton, confidence, random or raster. "
+        "Text: random, left, strands or confidence; images: halton, confidence, random, raster or regions. "
         "Default: as the model was trained.",
     )
     strands: int | None = choice(
         None, "Parts of a text that are written in step, instead of order and steps.", least=1, range="1 or more"
+    )
+    regions: int | None = choice(
+        None, "Images: R x R parts that are drawn in step, each row by row.", least=1, range="1 or more"
     )
     counts: str | None = choice(None, "How many tokens each step decides. Default: uniform, images arccos.", of=COUNTS)
     guidance: float | None = choice(
@@ -88,6 +91,8 @@ class How:
             self.order not in (None, "strands") or self.steps is not None or self.counts not in (None, "uniform")
         ):
             raise ValueError(f"strands {self.strands} settle order, steps and counts: expected none of them beside it")
+        if self.regions is not None and self.order not in (None, "regions"):
+            raise ValueError(f"regions {self.regions} with order {self.order!r}: expected the order regions, or none")
         if self.draft is not None and not self.exact:
             raise ValueError(f"draft {self.draft} goes with exact=True: expected both, or none")
         if self.exact and (self.steps is not None or self.counts not in (None, "uniform")):
@@ -133,6 +138,7 @@ class Choices(TypedDict, total=False):
     top_p: float | None
     order: str | None
     strands: int | None
+    regions: int | None
     counts: str | None
     guidance: float | None
     schedule: str

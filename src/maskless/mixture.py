@@ -38,8 +38,8 @@ class Mixture:
         known, shares = IMAGE_FAMILIES if image else TEXT_FAMILIES, dict[str, float]()
         for part in text.split(","):
             name, _, share = part.strip().partition("=")
-            kind = re.fullmatch(r"strands[1-9]\d{0,5}", name)
-            if name not in known and not (kind and not image):
+            numbered = "regions" if image else "strands"  # regions4, strands8
+            if name not in known and not re.fullmatch(numbered + r"[1-9]\d{0,5}", name):
                 raise ValueError(f"unknown order {name!r} in orders {text!r}: expected {', '.join(known)}")
             try:
                 value = float(share or 100)
@@ -93,6 +93,20 @@ class Mixture:
                 found.add(int(name.removeprefix("strands")))
         return sorted(found)
 
+    def regions(self, grid: tuple[int, int]) -> list[int]:
+        """The numbers of regions along a side that are in it."""
+        found: set[int] = set()
+        for name, _ in self.shares:
+            if name.startswith("regions"):
+                number = name.removeprefix("regions")
+                found |= {int(number)} if number else set(region_numbers(grid))
+        return sorted(found)
+
+
+def region_numbers(grid: tuple[int, int]) -> list[int]:
+    """1, 2, 4, ...: so many regions along a side that they are at least 2 cells wide and high."""
+    return [1 << i for i in range(max(1, (min(grid) // 2).bit_length()))]
+
 
 def strand_numbers(length: int) -> list[int]:
     """1, 2, 4, ...: so many strands that they have about eight positions each, or more."""
@@ -108,9 +122,13 @@ def _family(name: str, length: int, grid: tuple[int, int] | None) -> Family:
         number = torch.tensor(int(name.removeprefix("strands")))
         return lambda t, u: _strands(number.expand(len(t)), u)
     if name == "halton" and grid is not None:
-        return lambda t, u: od.halton(grid, roll=True)(_all(u), torch.cat([t[:, None], u[:, 1:]], 1))
+        sequence = od.halton(grid)  # the order in which images are drawn: that from another start is another order
+        return lambda t, u: sequence(_all(u), u)
     if name == "regions" and grid is not None:
         return lambda t, u: _regions(grid, t, u)
+    if name.startswith("regions") and grid is not None:
+        parts = od.regions(grid, int(name.removeprefix("regions")))
+        return lambda t, u: parts(_all(u), u)
     order: Order = {"random": od.random, "left": od.left, "raster": od.left}[name]
     return lambda t, u: order(_all(u), u)
 
@@ -158,10 +176,10 @@ def hidden_spans(u: Tensor) -> Tensor:
 
 
 def _regions(grid: tuple[int, int], t: Tensor, u: Tensor) -> Tensor:
-    """Regions of 1 x 1, 2 x 2, 4 x 4, ...: at least 2 cells a side, in each row another number.  -> (B, L)"""
-    parts = [1 << i for i in range(max(1, (min(grid) // 2).bit_length()))]
-    chosen, order = _chosen(parts, t), torch.empty(u.shape, dtype=torch.long)
-    for number in parts:
+    """Regions of 1 x 1, 2 x 2, 4 x 4, ...: in each row another number.  -> (B, L)"""
+    numbers = region_numbers(grid)
+    chosen, order = _chosen(numbers, t), torch.empty(u.shape, dtype=torch.long)
+    for number in numbers:
         rows = chosen == number
         order[rows] = od.regions(grid, number)(_all(u[rows]), u[rows])
     return order

@@ -34,11 +34,10 @@ def left(stage: Tensor, u: Tensor) -> Tensor:
     return torch.where(stage == 0, u, left_to_right.to(u.dtype)).argsort(1)
 
 
-def halton(grid: tuple[int, int], *, roll: bool = False) -> Order:
+def halton(grid: tuple[int, int]) -> Order:
     """Known cells (shuffled), then those to decide as a Halton sequence visits a grid of H x W cells, row by row.
 
-    roll: each sample starts at a place of its own in the sequence and goes round, so that not all of them start in the
-    same cells. For a row that has a BOS before its cells: `after_lead(halton(grid), 1)`.
+    For a row that has a BOS before its cells: `after_lead(halton(grid), 1)`.
     """
     H, W = grid
     if H < 1 or W < 1:
@@ -50,9 +49,7 @@ def halton(grid: tuple[int, int], *, roll: bool = False) -> Order:
         n = H * W
         if stage.shape[1] != n:
             raise ValueError(f"{stage.shape[1]} cells do not fit the grid {H} x {W}: expected {n}")
-        shift = (u[:, :1] * n).long() if roll else 0
-        turns = (turn.to(stage.device) + shift) % n
-        return torch.where(stage == 0, u, (stage * n + turns).to(u.dtype)).argsort(1)
+        return torch.where(stage == 0, u, (stage * n + turn.to(stage.device)).to(u.dtype)).argsort(1)
 
     return order
 
@@ -190,8 +187,15 @@ def arccos(unknown: Tensor, steps: Tensor, u: Tensor) -> Tensor:
     After s of S steps a share of 1 - arccos(s / S) / (pi / 2) is decided, and s positions at least, so that no step is
     empty. The released Halton sampler's; u is not used.
     """
-    done = torch.arange(int(steps.max()) + 1, device=unknown.device).minimum(steps[:, None])  # (B, K+1)
-    return _arccos(unknown[:, None], done, steps[:, None]).minimum(unknown[:, None]).diff(dim=1)
+    return _growing(unknown, steps, _arccos)
+
+
+def cosine(unknown: Tensor, steps: Tensor, u: Tensor) -> Tensor:
+    """Counts that grow: after s of S steps a share of 1 - cos(pi/2 s / S) is decided, and s positions at least.
+
+    MaskGIT's schedule; it begins more slowly than `arccos` and ends more evenly. u is not used.  (B,) -> (B, K)
+    """
+    return _growing(unknown, steps, _cosine)
 
 
 def arccos_after_one(unknown: Tensor, steps: Tensor, u: Tensor) -> Tensor:
@@ -200,18 +204,40 @@ def arccos_after_one(unknown: Tensor, steps: Tensor, u: Tensor) -> Tensor:
     The released confidence sampler's: nothing tells the first positions apart, so only one is decided.
     """
     done = torch.arange(int(steps.max()), device=unknown.device).minimum(steps[:, None] - 1)  # (B, K)
-    total = (1 + _arccos(unknown[:, None], done, (steps[:, None] - 1).clamp_min(1))).minimum(unknown[:, None])
+    grown = _grown(unknown[:, None], done, (steps[:, None] - 1).clamp_min(1), _arccos)
+    total = (1 + grown).minimum(unknown[:, None])
     total = torch.where(done == steps[:, None] - 1, unknown[:, None], total)
     return total.diff(dim=1, prepend=torch.zeros_like(total[:, :1]))
 
 
-def _arccos(unknown: Tensor, step: Tensor, steps: Tensor) -> Tensor:
-    """max(s, floor(n * (1 - arccos(s / S) / (pi / 2)))), with arcsin = pi / 2 - arccos."""
-    share = (step.double() / steps).asin() * (2 / math.pi)
-    return (unknown * share + 1e-9).long().maximum(step)  # s / S = 1/2 gives exactly n / 3: rounding must not decide
+def _growing(unknown: Tensor, steps: Tensor, share: Callable[[Tensor], Tensor]) -> Tensor:
+    """Counts of each step from the share that is decided after it.  (B,) -> (B, K)"""
+    done = torch.arange(int(steps.max()) + 1, device=unknown.device).minimum(steps[:, None])  # (B, K+1)
+    return _grown(unknown[:, None], done, steps[:, None], share).minimum(unknown[:, None]).diff(dim=1)
+
+
+def _grown(unknown: Tensor, step: Tensor, steps: Tensor, share: Callable[[Tensor], Tensor]) -> Tensor:
+    """max(s, floor(n * share(s / S))): how many of n positions are decided after s of S steps."""
+    decided = unknown * share(step.double() / steps)
+    return (decided + 1e-9).long().maximum(step)  # arccos at 1/2 gives exactly n / 3: rounding must not decide
+
+
+def _arccos(progress: Tensor) -> Tensor:
+    """1 - arccos(s / S) / (pi / 2), with arcsin = pi / 2 - arccos."""
+    return progress.asin() * (2 / math.pi)
+
+
+def _cosine(progress: Tensor) -> Tensor:
+    return 1 - (progress * (math.pi / 2)).cos()
 
 
 Order = Callable[[Tensor, Tensor], Tensor]
 Counts = Callable[[Tensor, Tensor, Tensor], Tensor]
 ORDERS: dict[str, Order] = {"random": random, "left": left}
-COUNTS: dict[str, Counts] = {"uniform": uniform, "mdlm": mdlm, "arccos": arccos, "arccos-after-one": arccos_after_one}
+COUNTS: dict[str, Counts] = {
+    "uniform": uniform,
+    "mdlm": mdlm,
+    "arccos": arccos,
+    "arccos-after-one": arccos_after_one,
+    "cosine": cosine,
+}

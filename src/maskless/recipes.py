@@ -82,6 +82,7 @@ def _paper() -> Iterator[Recipe]:
 
 # The paper's training, less its weight decay of 0.03, which ours has not.  PGM, Sec. 5.2
 _PICTURES = {"weights": "arccos", "batch": 256, "decay": "cosine"}
+LINEAR = {"rope": "1d"}  # the paper's positions, where data of one's own has rows and columns
 PAPER_PICTURES = {"steps": 500_000, "learning_rate": 1e-4, **_PICTURES, **_RELEASED}
 
 
@@ -89,6 +90,7 @@ def _imagenet() -> Iterator[Recipe]:
     lines = [line for name in ("table-8", "table-9") for line in TABLES[name].lines if line.measure in (FID, SCORE)]
     for name in ("imagenet-maskgit", "imagenet-pgm-12-12", "imagenet-pgm-14-10"):
         model, network = NETWORKS[set_and_network(name)[1]]
+        network = network | (LINEAR if model == "pgm" else {})
         goals = [
             Goal(line.measure, line.paper, f"{line.work.order}, {line.work.steps} steps, w = {line.at}")
             for line in lines
@@ -199,7 +201,7 @@ def _all() -> Iterator[Recipe]:
         codec={"factor": 2, "codes": 1024, "width": 64, "latent": 128},
         train_codec={"size": 32, "steps": 4_000, "batch": 256, "learning_rate": 5e-4},
         network={"width": 384, "layers": 12},
-        rope={},
+        rope=LINEAR,
         train={"steps": 4_000, "learning_rate": 1e-3},
         goals={
             "codec": (Goal("PSNR", 29.8),),

@@ -148,6 +148,33 @@ def test_what_cannot_be_filled_is_one_line(run, photos, tmp_path, command, argum
     assert not (tmp_path / "out.png").exists()
 
 
+# Chains
+
+
+def test_a_chain_of_pictures_is_trained_measured_drawn_and_filled_in(run, photos, tmp_path, command):
+    data, to = run.parent / "data", tmp_path / "chain"
+    sizes = ("--width", 32, "--layers", 2, "--steps", 3, "--batch", 8, "--tracker", "none")
+    done(
+        command("train", "--data", data, "--out", to, "--objective", "chain", "--orders", "raster=1,regions2=1", *sizes)
+    )
+    about = json.loads((to / "model" / "config.json").read_text())
+    assert about["orders"] == "raster=1,regions2=1"
+    assert (about["network"]["rope"], about["network"]["context"]) == ("2d", "ordered")
+    asked = ["evaluate", to, "--what", "bound", "--data", data, "--sequences", 2, "--samples", 1]
+    found = json.loads(done(command(*asked, "--json")).out)
+    assert [*found] == ["any order (bound)", "raster", "raster, 16 steps", "regions 2", "regions 2, 4 steps"]
+    assert all(one["tokens"] == 2 * 16 for one in found.values())
+    assert "bits per image" in done(command(*asked)).out
+    png = tmp_path / "new.png"
+    done(command("generate", to, "--label", "dark", "--guidance", 2, "--schedule", "interval", "--out", png))
+    done(command("fill", to, photos / "dark" / "0.png", "--box", "1,0,5,4", "--label", "dark", "--out", png))
+    assert "expected --data DIR, a prepared folder" in one_line(command("evaluate", to, "--what", "bound"))
+    wrong = one_line(command(*asked, "--guidance", 2))
+    assert "--guidance does not go with --what bound of an image model" in wrong
+    wrong = one_line(command("train", "--data", data, "--out", tmp_path / "no", "--orders", "regions9", *sizes))
+    assert "regions 9 of a grid of 4 x 4 is out of range: expected 1 to 4" in wrong
+
+
 # Figures
 
 

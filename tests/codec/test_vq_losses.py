@@ -9,6 +9,7 @@ from maskless.codec.vq_losses import (
     CodebookUse,
     PatchDiscriminator,
     adaptive_weight,
+    entropy_loss,
     hinge_loss,
     multiscale_loss,
     psnr,
@@ -84,3 +85,21 @@ def test_the_use_of_codes_is_that_of_the_last_batches():
     assert use.perplexity() == pytest.approx(2)
     assert use.dead().nonzero().flatten().tolist() == [0, 1, 2, 4, 6, 7]
     assert use.counts.sum(0)[[3, 5]].tolist() == [4, 4]
+
+
+def test_the_entropy_loss_is_least_where_latents_are_sure_and_all_codes_are_used_alike():
+    codes = torch.eye(8)
+    sure, same, lost = codes.repeat(4, 1), codes[:1].expand(32, 8), torch.zeros(32, 8)
+    assert entropy_loss(sure, codes).item() == pytest.approx(-math.log(8), abs=1e-5)
+    assert entropy_loss(same, codes).item() == pytest.approx(0, abs=1e-5)  # sure, of one code
+    assert entropy_loss(lost, codes).item() == pytest.approx(0, abs=1e-5)  # all codes, unsure
+    random = torch.nn.functional.normalize(torch.randn(64, 8, generator=torch.Generator().manual_seed(0)), dim=1)
+    assert -math.log(8) < entropy_loss(random, codes) < 0
+
+
+def test_of_many_latents_some_stand_for_all(monkeypatch):
+    monkeypatch.setattr("maskless.codec.vq_losses.CHOICES", 8 * 16)
+    codes = torch.eye(8)
+    latents = codes.repeat_interleave(4, 0).requires_grad_()
+    entropy_loss(latents, codes).backward()
+    assert not latents.grad[1::2].any()

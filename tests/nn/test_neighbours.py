@@ -17,6 +17,7 @@ from maskless.sampling import Plain, run, take
 V, L = 11, 9
 KINDS = [(1, "ordered"), (3, "ordered"), (2, "full")]
 IMAGE = {"classes": 3, "registers": True, "grid": (2, 4), "condition": 16}
+GRID = IMAGE | {"rope": "2d"}
 
 
 def make(neighbours: int, context: str = "ordered", **more) -> PartitionTransformer:
@@ -56,6 +57,30 @@ def test_a_changed_token_moves_no_earlier_cost_and_the_next_one_to_it(neighbours
     assert moved[4:].all()
 
 
+def test_neighbours_of_a_cell_stand_above_below_left_and_right_of_it():
+    near = make(1, **GRID).neighbours.near  # two registers, a BOS, then two rows of four cells; 11: nowhere
+    assert near[:3].tolist() == [[11] * 4] * 3
+    assert near[3].tolist() == [11, 7, 11, 4]  # the first cell
+    assert near[6].tolist() == [11, 10, 5, 11]  # the end of the first row has nothing to the right of it
+    assert near[8].tolist() == [4, 11, 7, 9]
+    assert make(3, **GRID).neighbours.near[3].tolist() == [11] * 3 + [7, 11, 11] + [11] * 3 + [4, 5, 6]
+    assert make(2).neighbours.near[[0, 4]].tolist() == [[L, L, 1, 2], [2, 3, 5, 6]]
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("neighbours", [1, 2])
+def test_a_chain_of_cells_answers_as_each_prefix_alone(neighbours):
+    network, labels = make(neighbours, **GRID), torch.tensor([0, 2])
+    order = torch.cat([torch.zeros(2, 1, dtype=torch.long), 1 + orders(2).argsort(1)[:, : L - 1].argsort(1)], 1)
+    tokens = torch.randint(V, (2, L), generator=torch.Generator().manual_seed(2))
+    problems, _ = chain(tokens, order, torch.ones(2, dtype=torch.long), torch.full((2,), L))
+    logits = network(problems.labelled(labels)).view(2, L - 1, V)
+    for place in range(1, L):
+        known, target = order[:, :place], order[:, place : place + 1]
+        alone = network(dense(tokens.gather(1, known), known, target).labelled(labels))
+        torch.testing.assert_close(logits[:, place - 1], alone, atol=1e-4, rtol=0)
+
+
 def test_it_is_nothing_at_first_and_learns():
     fresh = PartitionTransformer(PartitionConfig(vocab=V, length=L, width=32, heads=4, neighbours=2))
     assert not fresh.neighbours.linear.weight.any()
@@ -78,10 +103,10 @@ def sampled(network, backend, *, way: Plan, draft: int = 0, **more) -> torch.Ten
 
 
 @pytest.mark.parametrize(("neighbours", "context"), KINDS)
-@pytest.mark.parametrize("image", [False, True])
+@pytest.mark.parametrize("image", [{}, IMAGE, GRID], ids=["text", "line", "grid"])
 @pytest.mark.parametrize("steps", [3, L - 1])
 def test_the_engine_decides_what_the_network_decides(neighbours, context, image, steps):
-    network, rows = make(neighbours, context, **(IMAGE if image else {})), 4
+    network, rows = make(neighbours, context, **image), 4
     known = (
         torch.rand(rows, L, generator=torch.Generator().manual_seed(4)) < torch.tensor([0.0, 0.3, 0.3, 0.6])[:, None]
     )

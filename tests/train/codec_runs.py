@@ -19,6 +19,7 @@ QUICK = {
     "ema": 0.5,
     "revive_after": 4,
     "adversarial_start": 0.3,
+    "entropy": 0.05,
     "evaluate_every": 0,
     "save_every": 3,
     "log_every": 1,

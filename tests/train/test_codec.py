@@ -17,7 +17,9 @@ from run_folders import leftovers, weights
 from typer.testing import CliRunner
 
 from maskless.cli.codec import train_codec as command
-from maskless.codec.vq import VQ, read_codec
+from maskless.codec.vq import VQ, read_codec, to_images, to_pixels
+from maskless.evaluate.images import fid, look
+from maskless.evaluate.inception import features
 from maskless.train import codec as module
 from maskless.train.codec import CodecRun, configure, read_config, resumed
 
@@ -80,6 +82,47 @@ def test_a_codec_whose_pictures_are_no_numbers_is_an_error(quick, monkeypatch, t
     assert not (tmp_path / "reconstructions.png").exists()
 
 
+# What a feature network says
+
+
+class Means(torch.nn.Module):
+    """A feature network: how light each channel is, and how light its lightest pixel."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return torch.cat([x.mean([2, 3]), x.amax([2, 3])], 1) / 64
+
+
+@pytest.fixture(scope="module")
+def judge(tmp_path_factory) -> Path:
+    path = tmp_path_factory.mktemp("features") / "means.pt"
+    torch.jit.script(Means()).save(path)
+    return path
+
+
+def test_reconstructions_are_judged_as_fid_judges_two_sets(quick, judge, tmp_path, monkeypatch):
+    network, pictures = features(judge, input="pixels", device="cpu"), blobs(40)
+    run = CodecRun(tmp_path / "run", quick(), pictures, np.arange(40) % 2 == 1, network)
+    found = run.finish(0, lambda text: None)
+    numbers = torch.from_numpy(pictures[1::2])
+    with run.averaged(), torch.no_grad():
+        rebuilt = to_pixels(run.trainer.codec(to_images(numbers))[0])
+    expected = fid(look([numbers], network).statistics, look([rebuilt], network).statistics)
+    assert found.rfid == pytest.approx(expected, rel=1e-6)
+    assert (found.rfid_images, found.features) == (20, "means.pt")
+    assert f"rFID {found.rfid:.2f} of 20, means.pt" in module.described(found)
+    assert lines(tmp_path / "run")[-1]["rfid"] == found.rfid
+    monkeypatch.setattr(CodecRun, "_rebuilt", lambda this, some: (to_images(pictures[some]),) * 2)
+    assert run.reconstruction_fid(network) < 1e-9  # of the images themselves
+    run.close()
+    with pytest.raises(ValueError, match=r"rFID of 1 image\(s\) to test on: expected 2 or more"):
+        CodecRun(tmp_path / "one", quick(), blobs(1), np.zeros(1, dtype=bool), network)
+
+
+def test_the_entropy_is_one_of_the_parts_of_the_loss(straight):
+    noted = [line for line in lines(straight) if "loss" in line]
+    assert all(-math.log(24) <= line["entropy"] <= 1e-4 for line in noted)
+
+
 # Stopping and going on
 
 
@@ -117,7 +160,7 @@ def test_a_size_of_no_pixels_is_refused(quick, size):
 # The command
 
 
-def test_the_command_trains_and_resumes(images, straight, tmp_path):
+def test_the_command_trains_and_resumes(images, straight, judge, tmp_path):
     app = typer.Typer()
     app.command()(command)
     sizes = [f"--{name.replace('_', '-')}={value}" for name, value in TINY.items()]
@@ -127,10 +170,13 @@ def test_the_command_trains_and_resumes(images, straight, tmp_path):
     ended = CliRunner().invoke(app, [*given, "--steps=4"])
     assert ended.exit_code == 0, ended.output
     assert "PSNR" in ended.output
+    assert "train-codec --resume --features FILE" in ended.output
     assert str(tmp_path / "run" / "codec") in "".join(ended.output.split())
     assert read_config(tmp_path / "run").codec == read_config(straight).codec
-    more = CliRunner().invoke(app, [f"--out={tmp_path / 'run'}", "--resume", "--steps=6", "--json"])
+    judged = [f"--features={judge}", "--feature-input=pixels"]
+    more = CliRunner().invoke(app, [f"--out={tmp_path / 'run'}", "--resume", "--steps=6", "--json", *judged])
     assert more.exit_code == 0, more.output
     told = json.loads(more.stdout.splitlines()[-1])
     assert told["steps"] == 6
     assert told["psnr"] > 0
+    assert told["rfid"] >= 0

@@ -23,11 +23,13 @@ REAL: Options = {
 }
 TEXT: Options = {
     "what": Option(
-        str, "Text: bound (default), genppl, orders, parallel, leak, variance, or several with commas. Pictures: leak."
+        str,
+        "Text: bound (default), genppl, orders, parallel, leak, variance, or several with commas. "
+        "Pictures: bound (by order, of --data) or leak.",
     ),
-    "data": Option(list[str], "Text: a prepared folder with the model's vocabulary, or a text file."),
-    "split": Option(str, "Text: valid (default) or train."),
-    "sequences": Option(int, "Text: at most so many, evenly spread. Default: 2,048."),
+    "data": Option(list[str], "Bound: a prepared folder with the model's vocabulary, or a text file."),
+    "split": Option(str, "Bound: valid (default) or train."),
+    "sequences": Option(int, "Bound: at most so many, evenly spread. Default: 2,048."),
     "judge": Option(str, "Text, genppl: a causal LM: hub id, folder or .gguf. Default: GPT-2 Large."),
     "texts": Option(int, "Text, genppl: how many are drawn (1,024)."),
     "save_texts": Option(bool, "Text, genppl: keep the texts in --out.", "--save-texts"),
@@ -37,7 +39,8 @@ TEXT: Options = {
         str, "Text, parallel: tokens drawn at once, several with commas. Default: 4,8,16. genppl: of --exact."
     ),
     "pairs": Option(int, "Text, variance: pairs of gradients (16)."),
-} | {name: Option(HOW[name].type, f"Text, genppl. {HOW[name].help}") for name in ("top_k", "top_p", "revise")}
+    "revise": Option(HOW["revise"].type, f"Text, genppl. {HOW['revise'].help}"),
+}
 BOTH: Options = {
     "samples": Option(int, "Text: random splits of a sequence (8). Pictures: how many are drawn (50,000)."),
     "batch": Option(int, "Batch size. Text: 32. Pictures: 500 on CUDA, else 25."),
@@ -45,20 +48,20 @@ BOTH: Options = {
     "order": Option(
         str,
         "Text, genppl: random, left, strands or confidence. Default: as the model was trained. "
-        "Pictures: halton (default), confidence, random, raster.",
+        "Pictures: halton, confidence, random, raster or regions.",
     ),
     "counts": Option(
         str,
         "Tokens per step. Text: uniform (default), mdlm. Pictures: arccos (default), "
-        "arccos-after-one (released with confidence).",
+        "arccos-after-one (released with confidence), cosine, uniform (of regions).",
     ),
-    "temperature": HOW["temperature"],
+    **{name: HOW[name] for name in ("temperature", "top_k", "top_p")},
     "out": Option(Path, "A .json of the figures (text: of genppl); pictures: a .png of several beside."),
 }
 PICTURES: Options = {
     "reference": Option(str, "Pictures: real ones, PATH or PATH:train or PATH:valid, or their statistics."),
     "guidance": Option(str, "Pictures: guidance scale, or several: 0,1,2,3. Default: 0."),
-    "schedule": HOW["schedule"],
+    **{name: HOW[name] for name in ("schedule", "regions", "noise", "warmup")},
     **FEATURES,
     **REAL,
 }
@@ -89,7 +92,7 @@ def evaluate(
     maskless evaluate runs/photos --reference photos --guidance 0,1,2,3 --features inception.pt --out quality.json
     """
     with show.waiting("starting"):
-        from maskless.cli.evaluate_pictures import evaluate_pictures
+        from maskless.cli.evaluate_pictures import evaluate_bound, evaluate_pictures
         from maskless.cli.measures import measure
         from maskless.seeds import check_seed
         from maskless.train.processes import processes
@@ -107,8 +110,15 @@ def evaluate(
                 raise ValueError(f"{flag(name)} does not go with --what leak: pictures are probed on random codes")
         measure(model, loaded, seed, as_json, **text)
         return
+    if text.get("what") == "bound":
+        given = text | both
+        for name in (*given, *own, *of_pictures):
+            if name not in ("what", "data", "split", "sequences", "samples", "batch", "steps", "counts"):
+                raise ValueError(f"{flag(name)} does not go with --what bound of an image model")
+        evaluate_bound(loaded, as_json, seed=seed, **{k: v for k, v in given.items() if k != "what"})
+        return
     if "what" in text:
-        raise ValueError(f"--what {text['what']}: expected leak or nothing, since this is an image model")
+        raise ValueError(f"--what {text['what']}: expected bound, leak or nothing, since this is an image model")
     refuse([*text, *own], "text")
     evaluate_pictures(loaded, as_json, seed=seed, **both, **of_pictures)
 

@@ -12,13 +12,18 @@ from accelerate import PartialState
 from maskless.checkpoint import Model, digest
 from maskless.cli import show
 from maskless.cli.checks import check_places, numbers
+from maskless.cli.evaluate_tables import image_likelihoods
+from maskless.cli.options import Given
 from maskless.cli.pictures import side_of
+from maskless.data.image_tokens import holds_images, open_images
 from maskless.decide import settled
 from maskless.evaluate import inception, sets
+from maskless.evaluate.image_orders import ways
 from maskless.evaluate.images import SeenImages
 from maskless.evaluate.sweep import ImagePoint, plot, sweep, table
+from maskless.files import json_text
 from maskless.how import How
-from maskless.images import codec_of
+from maskless.images import codec_of, grid_of
 from maskless.train.processes import processes
 
 
@@ -58,10 +63,48 @@ def evaluate_pictures(
     settings = dataclasses.asdict(settled(model, How(**how), model.config.length - 1))
     settings |= {"model": digest(model.network, codec), "samples": samples}
     del settings["guidance"]  # which each point has
+    if settings["regions"] is None:
+        del settings["regions"]  # as files of before have it
     swept = partial(sweep, sample, guidances, network, seen, out, score=network.classes > 0, settings=settings)
     points = show.sweeping(swept, len(guidances), samples, lambda point: f"w = {point.guidance:g}")
     if PartialState().is_main_process:
         _show_points(points, out, as_json)
+
+
+def evaluate_bound(
+    model: Model,
+    as_json: bool,
+    *,
+    seed: int,
+    data: list[str] | None = None,
+    split: str = "valid",
+    sequences: int = 2048,
+    samples: int = 8,
+    batch: int = 32,
+    steps: str | None = None,
+    counts: str | None = None,
+) -> None:
+    """The likelihood of prepared images: a bound over all orders, and of a chain along each order that it knows."""
+    if data is None or len(data) != 1 or not holds_images(data[0]):
+        raise ValueError("the likelihood of which images? expected --data DIR, a prepared folder of them")
+    prepared = open_images(data[0])
+    if prepared.grid != grid_of(model) or prepared.vocab > model.config.vocab + 1:  # MaskGIT has no row for the BOS
+        has = f"a grid of {prepared.grid} with {prepared.codes:,} codes"
+        raise ValueError(f"{data[0]} has {has}: expected {grid_of(model)}, as the model was trained on")
+    rows, how = prepared.split(split), Given(counts=counts)
+    rows.classes = model.config.classes or rows.classes
+    if steps is not None:
+        how["steps"] = numbers("steps", steps, int, "32")[0]
+    found: dict[str, Any] = {}
+    for name, of in ways(model, rows, samples=samples, **how).items():
+        with show.bar(name, min(sequences, len(rows)), shown=PartialState().is_main_process) as advance:
+            found[name] = of(sequences=sequences, batch=batch, seed=seed, on_batch=advance)
+    if not PartialState().is_main_process:
+        return
+    if as_json:
+        print(json_text({name: one.as_dict() for name, one in found.items()}))
+        return
+    image_likelihoods(found)
 
 
 def _show_points(points: list[ImagePoint], to: Path, as_json: bool) -> None:

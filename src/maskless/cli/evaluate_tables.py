@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -32,6 +33,15 @@ def likelihoods(found: list[tuple[str, str, Likelihood, float, float | None]]) -
         rows.append([text, name, _perplexity(r), nats, cells[0], cells[1] if characters else "", f"{r.sequences:,}"])
     units = ["perplexity", "nats per token", "bits per byte", "bits per character"]
     _table(["text", "estimator", *units, "sequences"], rows)
+
+
+def image_likelihoods(found: dict[str, Likelihood]) -> None:
+    """Bounds and likelihoods of images by their order: per token, and in bits for a whole image."""
+    rows = []
+    for name, r in found.items():
+        bits = r.nats * r.tokens / r.sequences / math.log(2)
+        rows.append([name, _perplexity(r), _pm(r.nats, r.error, 4), f"{bits:,.0f}", f"{r.sequences:,}"])
+    _table(["order", "perplexity", "nats per token", "bits per image", "images"], rows)
 
 
 def _pm(value: float, error: float, digits: int) -> str:

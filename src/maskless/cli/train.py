@@ -19,8 +19,12 @@ if TYPE_CHECKING:
 EVERY = Option(int, "Steps; 0: at the end only. Default: 1,000, and a tenth of the run.")
 TRAINING: Options = {  # the fields of `TrainConfig`
     "model": Option(str, "pgm (default), mdlm, mdlm-complementary, ar; pictures: maskgit."),
-    "objective": Option(str, "pgm: chain (default), or partition (two groups, as in the paper)."),
-    "orders": Option(str, "Chain: shares of orders (also left). Default: random=25,strands=50,gaps=25."),
+    "objective": Option(str, "pgm: chain (default of text), or partition (two groups, as in the paper)."),
+    "orders": Option(
+        str,
+        "Chain: shares of orders (also left). Default: random=25,strands=50,gaps=25; "
+        "pictures (also raster, regions4): random=50,halton=25,regions=25.",
+    ),
     "weights": Option(str, "Loss weighting: bounded (default), released, exact; pictures: arccos."),
     "steps": Option(int, "Training steps. Default: as many as suit the text."),
     "minutes": Option(float, "Time budget: wall time of the command, from its start to its end."),
@@ -52,9 +56,11 @@ NETWORK: Options = {  # keywords of `network_config` and `image_network_config`
     "queries": Option(str, "pgm: position (default), mean or logsumexp."),
     "swap": Option(str, "pgm: gated (default of a chain), released (of two groups) or residual."),
     "neighbours": Option(
-        int, "pgm: neighbours on each side whose states a target starts from. Default: CPU chains 2, else 0."
+        int,
+        "pgm: neighbours on each side whose states a target starts from. Default: 2 of text chains on a CPU, 1 of "
+        "pictures (above, below, left, right), else 0.",
     ),
-    "rope": Option(str, "pgm of pictures: 1d (default), or 2d, by row and column."),
+    "rope": Option(str, "pgm of pictures: 2d (default), by row and column, or 1d."),
 }
 DATA: Options = {  # fields of `Request`
     "text": Option(list[str], "Text to train on; everything else has a default."),

@@ -15,6 +15,8 @@ from maskless.codec.vq_blocks import norm
 
 SCALES = 4  # resolutions that are compared, each half of the one before
 SMALLEST = 4  # pixels along a side of the coarsest
+SHARP = 100.0  # of the soft choice of a code: the inverse of a temperature
+CHOICES = 1 << 24  # latents times codes that the entropy is computed of
 
 
 def reconstruction_loss(out: Tensor, images: Tensor) -> Tensor:
@@ -43,6 +45,19 @@ def psnr(out: Tensor, images: Tensor) -> Tensor:
     """Peak signal-to-noise ratio of each image in dB, the reconstruction cut off at -1 and 1.  (B, C, H, W) -> (B,)"""
     error = (out.float().clamp(-1, 1) - images).square().mean((1, 2, 3))
     return 10 * torch.log10(4 / error.clamp_min(1e-10))
+
+
+def entropy_loss(latents: Tensor, codes: Tensor) -> Tensor:
+    """The mean entropy of each latent's choice of a code, less the entropy of all choices together.
+
+    latents (N, E), codes (K, E), both on the sphere; a latent chooses by softmax(SHARP * cosine). At best -log K: each
+    is sure, and all codes are used alike. Of many latents some stand for all.  Yu et al. 2023 (MAGVIT-v2), Sec. 3.1
+    """
+    some = latents[:: max(1, -(-len(latents) * len(codes) // CHOICES))]  # rounded up
+    log_p = (SHARP * some @ codes.mT).log_softmax(-1)
+    p = log_p.exp()
+    mean = p.mean(0)
+    return (mean * mean.clamp_min(1e-12).log()).sum() - (p * log_p).sum(-1).mean()  # log 0 has no gradient
 
 
 class PatchDiscriminator(nn.Module):
@@ -100,6 +115,9 @@ class CodebookUse:
     def used(self) -> float:
         """The share of codes that were used."""
         return 1 - self.dead().double().mean().item()
+
+    def number_dead(self) -> int:
+        return int(self.dead().sum())
 
     def perplexity(self) -> float:
         """As many codes, all used alike, would carry as much: exp of the entropy."""

@@ -33,7 +33,7 @@ from maskless.engine.stream import Constants, Norms, OpenNorms, Stream
 from maskless.nn.blocks import ClassCondition
 from maskless.nn.causal import CausalTransformer
 from maskless.nn.masked import MaskedTransformer
-from maskless.nn.partition import Neighbours, PartitionTransformer, Registers
+from maskless.nn.partition import PartitionTransformer, Registers
 from maskless.plans import Plan
 from maskless.problems import Offsets
 
@@ -118,7 +118,8 @@ class PartitionBackbone:
     def __init__(self, network: PartitionTransformer, dtype: torch.dtype):
         config = network.config
         self.heads, self.keeps, self.rope = config.heads, config.context == "ordered", network.rope
-        self.vocab, self.dropped, self.neighbours = config.vocab, config.classes, config.neighbours
+        self.vocab, self.dropped = config.vocab, config.classes
+        self.near = None if network.neighbours is None else network.neighbours.near  # (places, sides)
         self.lead, self.places = (1, Registers.PLACES) if config.registers else (0, 0)
         offset = network.rope.new_zeros(config.width)
         self.norms: Norms
@@ -166,7 +167,8 @@ class PartitionCache:
             shape = 2, rows, backbone.heads, columns, first.shape[1] // backbone.heads
             self.encoded = backbone.encoder.new_cache(rows, columns)
             self.found, self.rest = first.new_zeros(1, *shape), first.new_zeros(len(backbone.decoder), *shape)
-            self.beside = first.new_zeros(1, 1, rows, 1, columns, 2 * backbone.neighbours * first.shape[1])
+            sides = 0 if backbone.near is None else backbone.near.shape[1]
+            self.beside = first.new_zeros(1, 1, rows, 1, columns, sides * first.shape[1])
             self.tensors = self.encoded, self.found, self.rest, self.beside
 
     def encode(self, state: BatchState, context: Offsets) -> None:
@@ -190,8 +192,9 @@ class PartitionCache:
         q = swap.queries.index_select(0, positions).unflatten(1, (backbone.heads, -1))
         x = swap.first.index_select(0, positions)
         x.addmm_(kernels.attend(q, positions, backbone.rope, *found, targets, past, causal=chain), swap.out.t())
-        if backbone.neighbours and len(beside):
-            self._join_neighbours(x, state, at, positions, past, beside, chain=chain)
+        if backbone.near is not None and len(beside):
+            near = backbone.near.index_select(0, positions)
+            self._join_neighbours(x, state, at, near, past, beside, chain=chain)
         stream = self.norms.stream(1, x, targets)
         for layer, (k, v) in zip(backbone.decoder, rest, strict=True):
             q = F.linear(stream.read(), *layer.enter).unflatten(1, (backbone.heads, -1))
@@ -199,15 +202,17 @@ class PartitionCache:
         return stream.read()
 
     def _join_neighbours(
-        self, x: Tensor, state: BatchState, at: Tensor, positions: Tensor, past: Past, beside: Tensor, *, chain: bool
+        self, x: Tensor, state: BatchState, at: Tensor, near: Tensor, past: Past, beside: Tensor, *, chain: bool
     ) -> None:
-        """What is encoded beside each target joins x (U, D); at (U,): the targets' index in the flattened batch."""
-        n = self.backbone.neighbours
-        columns = state.columns_of(len(past.begins), len(self.backbone.rope), n)
+        """What is encoded beside each target joins x (U, D).
+
+        at (U,): the targets' index in the flattened batch; near (U, sides): where their neighbours stand.
+        """
+        columns = state.columns_of(len(past.begins), len(self.backbone.rope))
         rows, own = at // len(state.columns), at % len(state.columns)
         limit = own if chain else state.known[rows]
-        for side, states in zip(Neighbours.sides(n), beside.chunk(2 * n, 1), strict=True):
-            column = columns[rows, positions + n + side]
+        for side, states in enumerate(beside.chunk(near.shape[1], 1)):
+            column = columns[rows, near[:, side]]
             known = column < limit
             there = past.begins[rows] + torch.where(known, column, 0)
             x += torch.where(known[:, None], states.index_select(0, there), 0)

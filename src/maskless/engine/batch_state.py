@@ -54,11 +54,14 @@ class BatchState:
         """All that is known of the rows of a span."""
         return Past(self.starts[: len(span)], self.known[: len(span)])
 
-    def columns_of(self, rows: int, places: int, margin: int) -> Tensor:
-        """At i + margin the column of the known token that stands at position i, N where none does.  -> (S, places')"""
-        columns, unused = self.columns.expand(rows, -1), places + 2 * margin
-        where = torch.where(columns < self.known[:rows, None], self.order[:rows] + margin, unused)
-        return self.order.new_full((rows, unused + 1), len(self.columns)).scatter(1, where, columns)
+    def columns_of(self, rows: int, places: int) -> Tensor:
+        """The column of the known token that stands at each place; where none does, one that is not known, or N.
+
+        At the end, for what is nowhere, is such a column too.  -> (S, places + 1)
+        """
+        columns = self.columns.expand(rows, -1)
+        where = torch.where(columns < self.known[:rows, None], self.order[:rows], places)
+        return self.order.new_full((rows, places + 1), len(self.columns)).scatter(1, where, columns)
 
     def at_index(self, index: Tensor) -> tuple[Tensor, Tensor]:
         """Positions and tokens there."""

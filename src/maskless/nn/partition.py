@@ -51,7 +51,7 @@ class PartitionConfig:
     dropout: float = 0.1
     queries: str = "position"  # what GroupSwap asks with: the position, or also an aggregate of the context
     swap: str = "released"  # what GroupSwap returns: what it found; "residual": and its query; "gated": a share of it
-    neighbours: int = 0  # on each side of a target: how many encoded tokens join its first state
+    neighbours: int = 0  # on each side of a target (of a cell, with rope 2d): encoded tokens that join its first state
     context: str = "full"  # "ordered": a context token attends only to those known before it, so it can be cached
     never: int | None = None  # an id that is never predicted (released models keep a row for a mask)
     classes: int | None = None  # labels 0 to classes - 1, and `classes` for a dropped one; None: no labels (text)
@@ -93,8 +93,9 @@ class PartitionTransformer(nn.Module):
         self.normalised = Normalised()
         reserved = Registers.PLACES if config.registers else 0
         self.swap = GroupSwap(D, heads, reserved + config.length, config.queries, config.swap)
-        places = reserved + config.length
-        self.neighbours = Neighbours(D, places, config.neighbours) if config.neighbours else None
+        near = near_cells if config.rope == "2d" else near_places
+        table = near(config, reserved) if config.neighbours else None
+        self.neighbours = None if table is None else Neighbours(D, table)
         self.decoder = nn.ModuleList(CrossBlock(D, heads, C, dropout) for _ in range(config.decoder))
         self.head = Head(D, config.vocab, C, config.never)
         if config.rope == "2d" and config.grid is not None:
@@ -237,16 +238,14 @@ class Neighbours(nn.Module):
     attention, first of all; this hands it over (docs/results.md).
     """
 
-    def __init__(self, width: int, places: int, number: int):
-        super().__init__()
-        self.places, self.number = places, number
-        self.linear = nn.Linear(width, 2 * number * width, bias=False)
-        nn.init.zeros_(self.linear.weight)
+    near: Tensor
 
-    @staticmethod
-    def sides(number: int) -> list[int]:
-        """Where neighbours stand, seen from a target."""
-        return [side for side in range(-number, number + 1) if side]
+    def __init__(self, width: int, near: Tensor):
+        """near (places, sides): where the neighbours of each place stand; `places` where there is none."""
+        super().__init__()
+        self.linear = nn.Linear(width, near.shape[1] * width, bias=False)
+        nn.init.zeros_(self.linear.weight)
+        self.register_buffer("near", near, persistent=False)
 
     def forward(
         self, memory: Tensor, positions: Tensor, targets: Tensor, ends: tuple[Offsets, Offsets], seen: Seen | None
@@ -255,17 +254,17 @@ class Neighbours(nn.Module):
         owners, context = ends[0].owner, ends[1]
         if not len(memory):
             return memory.new_zeros(len(targets), memory.shape[1])
-        n, sides = self.number, self.sides(self.number)
-        table = positions.new_full((len(context), self.places + 2 * n), -1)  # which context token stands where
-        table[context.owner, positions + n] = torch.arange(len(memory), device=memory.device)
-        total: Tensor | float = 0.0
-        for side, states in zip(sides, self.linear(memory).chunk(2 * n, 1), strict=True):
-            there = table[owners, targets + n + side]
+        places, sides = self.near.shape
+        table = positions.new_full((len(context), places + 1), -1)  # which context token stands where, and nowhere
+        table[context.owner, positions] = torch.arange(len(memory), device=memory.device)
+        near, handed = self.near[targets], self.linear(memory)  # (U, sides), (T, sides * D)
+        total = handed.new_zeros(len(targets), memory.shape[1])
+        for side, states in enumerate(handed.chunk(sides, 1)):
+            there = table[owners, near[:, side]]
             known = there >= 0
             if seen is not None:  # of the tokens before it alone
                 known &= there - context.bounds[:-1].long()[owners] < seen.counts
             total = total + torch.where(known[:, None], states.index_select(0, there.clamp_min(0)), 0)
-        assert isinstance(total, Tensor)
         return total
 
 
@@ -283,6 +282,28 @@ def segment_logsumexp(x: Tensor, offsets: Offsets) -> Tensor:
     total = x.new_zeros(len(offsets), x.shape[1]).index_add(0, offsets.owner, (x - top[offsets.owner]).exp())
     empty = (offsets.lengths == 0)[:, None]
     return (total.masked_fill(empty, 1.0).log() + top).masked_fill(empty, 0.0)
+
+
+def near_places(config: PartitionConfig, reserved: int) -> Tensor:
+    """Neighbours in a line: so many places before each and after it.  -> (places, 2 * neighbours)"""
+    n, places = config.neighbours, reserved + config.length
+    sides = torch.tensor([side for side in range(-n, n + 1) if side])
+    near = torch.arange(places)[:, None] + sides
+    return torch.where((near >= 0) & (near < places), near, places)
+
+
+def near_cells(config: PartitionConfig, reserved: int) -> Tensor:
+    """Neighbours in a grid: so many cells above each, below it, left and right of it.  -> (places, 4 * neighbours)"""
+    assert config.grid is not None
+    rows, columns = config.grid
+    places, before = reserved + config.length, reserved + 1  # BOS
+    cell, away = torch.arange(rows * columns)[:, None], torch.arange(1, config.neighbours + 1)
+    row, column = cell // columns, cell % columns
+    down = torch.cat([-away, away, 0 * away, 0 * away])
+    right = torch.cat([0 * away, 0 * away, -away, away])
+    inside = (row + down >= 0) & (row + down < rows) & (column + right >= 0) & (column + right < columns)
+    near = torch.where(inside, before + cell + down * columns + right, places)
+    return F.pad(near, (0, 0, before, 0), value=places)
 
 
 def rotary_grid(rows: int, columns: int, width: int, before: int) -> Tensor:

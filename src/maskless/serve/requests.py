@@ -47,14 +47,16 @@ class Sampling(StrictBody):
     top_k: Annotated[int | None, _whole("top_k", 1, 1 << 31)] = None
     top_p: Annotated[float | None, _number("top_p", 1e-6, 1)] = None
     order: Annotated[
-        Literal["random", "left", "strands", "confidence", "halton", "raster"] | None, Field(description=SAYS["order"])
+        Literal["random", "left", "strands", "confidence", "halton", "raster", "regions"] | None,
+        Field(description=SAYS["order"]),
     ] = None
     strands: Annotated[int | None, _whole("strands", 1)] = None
+    regions: Annotated[int | None, _whole("regions", 1)] = None
     counts: Annotated[
-        Literal["uniform", "mdlm", "arccos", "arccos-after-one"] | None, Field(description=SAYS["counts"])
+        Literal["uniform", "mdlm", "arccos", "arccos-after-one", "cosine"] | None, Field(description=SAYS["counts"])
     ] = None
     guidance: Annotated[float | None, _number("guidance", 0, 100)] = None
-    schedule: Annotated[Literal["constant", "ramp"], Field(description=SAYS["schedule"])] = "ramp"
+    schedule: Annotated[Literal["constant", "ramp", "cosine", "interval"], Field(description=SAYS["schedule"])] = "ramp"
     noise: Annotated[float | None, _number("noise", 0, 100)] = None
     warmup: Annotated[int | None, _whole("warmup", 0)] = None
     refresh: Annotated[int, _whole("refresh", 1)] = 1

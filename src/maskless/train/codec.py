@@ -20,6 +20,8 @@ from maskless import pictures
 from maskless.codec.vq import VQ, VQConfig, check_size, read_codec, to_images, to_pixels
 from maskless.codec.vq_losses import psnr
 from maskless.data.images import read_images
+from maskless.evaluate.images import fid, look
+from maskless.evaluate.inception import Features
 from maskless.nn import autocast
 from maskless.train import folder as folders
 from maskless.train import state
@@ -32,6 +34,7 @@ from maskless.train.processes import processes
 from maskless.train.report import or_unknown, progress_bar
 
 MOST_TESTED = 1_024  # of the images that are held out
+MOST_SEEN = 10_000  # of them by a feature network
 LARGEST = 64  # pixels along a side, if nobody says
 PICTURES = "pictures"  # in run.json, beside the configuration: how many, and their shape
 SHOWN = 8  # images in the picture of reconstructions
@@ -49,6 +52,10 @@ class CodecQuality:
     held_out: bool  # False: too few images, so these were trained on
     codes_used: float  # share
     code_perplexity: float
+    dead_codes: int = 0
+    rfid: float | None = None  # FID of reconstructions and originals, where there is a feature network
+    rfid_images: int = 0
+    features: str | None = None  # what the feature network is called
 
 
 @dataclass(frozen=True)
@@ -127,14 +134,19 @@ class CodecRun(RunFolder[CodecQuality]):
         config: CodecConfig,
         images: np.ndarray,
         held_out: np.ndarray,
+        features: Features | None = None,
         *,
         begun: float | None = None,
     ):
         """images: (N, H, W, C) uint8; held_out: (N,) bool, those to test on; where there are none, on the others."""
         super().__init__(folder, config, begun=begun)
+        self.features = features
         self.images, self.held_out, trained = images, bool(held_out.any()), np.flatnonzero(~held_out)
         tested = np.flatnonzero(held_out) if self.held_out else trained
         self.tested = tested[evenly(len(tested), MOST_TESTED)]  # a folder is sorted by class
+        self.seen = tested[evenly(len(tested), MOST_SEEN)]  # by the feature network
+        if features is not None and len(self.seen) < 2:
+            raise ValueError(f"rFID of {len(self.seen)} image(s) to test on: expected 2 or more, or no feature network")
         self.trainer = Trainer(config, images, trained, find_device())
         self.network, self.ema = self.trainer.codec, self.trainer.ema
         self.open(dataclasses.asdict(config) | {PICTURES: images.shape})
@@ -177,7 +189,8 @@ class CodecRun(RunFolder[CodecQuality]):
             pictures.reconstructions(shown, rebuilt, self.folder / "reconstructions.png")
         error = each.std().item() / math.sqrt(len(each)) if len(each) > 1 else math.nan
         l1 = torch.cat(differences).mean().item()
-        quality = CodecQuality(each.mean().item(), error, l1, len(each), self.held_out, **self.facts())
+        use = self.trainer.use.used(), self.trainer.use.perplexity(), self.trainer.use.number_dead()
+        quality = CodecQuality(each.mean().item(), error, l1, len(each), self.held_out, *use)
         self.note(step, **dataclasses.asdict(quality))
         return quality
 
@@ -191,17 +204,46 @@ class CodecRun(RunFolder[CodecQuality]):
     def milestones(self) -> list[Milestone]:
         return [(self.settings.evaluate_every, lambda step: described(self.evaluate(step)))]
 
+    def at_the_end(self) -> dict[str, float]:
+        return super().at_the_end() | ({} if self.features is None else {"rfid": 0.05})
+
     def finish(self, step: int, say: Callable[[str], None]) -> CodecQuality:
         say("evaluating")
-        return self.evaluate(step)
+        quality = self.evaluate(step)
+        if self.features is None:
+            return quality
+        say("looking at reconstructions")
+        found = self.reconstruction_fid(self.features)
+        self.note(step, rfid=found)
+        return dataclasses.replace(quality, rfid=found, rfid_images=len(self.seen), features=self.features.name)
+
+    @torch.no_grad()
+    def reconstruction_fid(self, network: Features) -> float:
+        """FID of the images to test on and of what the averaged weights make of them, as `maskless fid` computes it."""
+        with self.looking("rfid"):
+            numbers = [self.seen[i : i + self.settings.batch] for i in range(0, len(self.seen), self.settings.batch)]
+            originals = (torch.from_numpy(self.images[some]) for some in numbers)
+            rebuilt = (to_pixels(self._rebuilt(some)[1]) for some in numbers)
+            real, made = (look(batches, network).statistics for batches in (originals, rebuilt))
+            return fid(real, made)
 
 
-def train_codec(folder: Path, config: CodecConfig, console: Console, *, begun: float | None = None) -> CodecSummary:
-    """Train from the newest state in the folder, or from the start, to the end, showing progress."""
+def train_codec(
+    folder: Path,
+    config: CodecConfig,
+    console: Console,
+    *,
+    features: Features | None = None,
+    begun: float | None = None,
+) -> CodecSummary:
+    """Train from the newest state in the folder, or from the start, to the end, showing progress.
+
+    features: the network that judges reconstructions at the end, by their FID.
+    """
     images, held_out = read_pictures(config, console)
     _check_pictures(folder, images)
     with console.status("setting up ..."):
-        run = CodecRun(folder, config, images, held_out, begun=begun)
+        run = CodecRun(folder, config, images, held_out, features, begun=begun)
     size = sum(p.numel() for p in run.trainer.codec.parameters()) / 1e6
     opening = (
         f"[bold]codec[/]: {size:.1f} M parameters, {len(images):,} images of {images.shape[1]} x {images.shape[2]}, "
@@ -218,7 +260,9 @@ def described(quality: CodecQuality) -> str:
     kind = "images held out" if quality.held_out else "training images"
     return (
         f"PSNR {quality.psnr:.2f} ± {or_unknown(quality.psnr_error, '.2f')} dB on {quality.images:,} {kind}, "
-        f"{quality.codes_used:.0%} of the codes used, perplexity {quality.code_perplexity:,.0f}"
+        f"{quality.codes_used:.0%} of the codes used ({quality.dead_codes:,} dead), "
+        f"perplexity {quality.code_perplexity:,.0f}"
+        + ("" if quality.rfid is None else f"\nrFID {quality.rfid:.2f} of {quality.rfid_images:,}, {quality.features}")
     )
 
 

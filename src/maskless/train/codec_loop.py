@@ -23,6 +23,7 @@ from maskless.codec.vq_losses import (
     CodebookUse,
     PatchDiscriminator,
     adaptive_weight,
+    entropy_loss,
     hinge_loss,
     multiscale_loss,
     reconstruction_loss,
@@ -50,6 +51,7 @@ class CodecConfig(Settings):
     batch: int = 64
     warmup: int = 100
     commitment: float = 0.25
+    entropy: float = 0.0  # weight of the entropy loss, which makes latents sure and codes evenly used
     multiscale: float = 1.0  # weight of the multi-scale loss, beside 1 of the pixels
     adversarial: float = 0.2  # length of the adversarial gradient, beside 1 of both; 0: none
     adversarial_start: float = 0.5  # the share of the run after which it begins
@@ -60,7 +62,7 @@ class CodecConfig(Settings):
     def __post_init__(self) -> None:
         object.__setattr__(self, "images", tuple(self.images))  # JSON has lists
         super().__post_init__()
-        check_ranges(self, "0 or more", "commitment", "multiscale", "adversarial", "revive_after")
+        check_ranges(self, "0 or more", "commitment", "entropy", "multiscale", "adversarial", "revive_after")
         check_ranges(self, "0 to 1", "adversarial_start")
 
 
@@ -90,6 +92,10 @@ class Trainer:
         seen = parts["pixels"] + config.multiscale * parts["multiscale"]
         parts |= {"codebook": quantised.codebook, "commitment": quantised.commitment}
         loss = seen + quantised.codebook + config.commitment * quantised.commitment
+        if config.entropy:
+            latents = quantised.latents.permute(0, 2, 3, 1).flatten(0, 2)
+            parts["entropy"] = entropy_loss(latents, self.codec.quantize.vectors())
+            loss = loss + config.entropy * parts["entropy"]
         judged = config.adversarial > 0 and share >= config.adversarial_start
         if judged:
             self.judge.requires_grad_(False)

@@ -64,7 +64,7 @@ def configure(folder: Path, request: Request, prepare: Prepare) -> RunConfig:
     check_processes(settings, processes())
     network = {"width": sizes.width, "layers": sizes.layers} | request.network
     if settings.objective == "chain":
-        near = 2 if device.type == "cpu" and not image else 0  # where it was measured (docs/results.md)
+        near = (1 if image else 2) if device.type == "cpu" else 0  # where it was measured
         network = {"context": "ordered", "swap": "gated", "neighbours": near} | network
         for name, needs in (("context", "ordered"), ("queries", "position")):
             if network.get(name, needs) != needs:
@@ -72,7 +72,11 @@ def configure(folder: Path, request: Request, prepare: Prepare) -> RunConfig:
     if image:
         assert request.data is not None
         images = open_images(request.data)
+        if settings.model == "pgm":
+            network = {"rope": "2d"} | network
         config = image_network_config(settings.model, images, **network)
+        if settings.orders:
+            Mixture.parse(settings.orders, image=True).families(images.length - 1, images.grid)  # regions that fit
         if settings.model == "pgm" and settings.weights != "arccos":
             raise ValueError(f"weights {settings.weights!r} are for text: expected arccos, since these are pictures")
         return RunConfig(data=str(images.folder.resolve()), network=dataclasses.asdict(config), train=settings)
