@@ -55,6 +55,7 @@ TOY = {
     "distill": "--rounds 1 --steps-per-round 2 --batch 4 --tracker none",
     "convert": "--tokenizer bytes",
     "models": "",
+    "plan": "",
     "demo": "",
     "generate --strands": "",
     "generate --exact": "",

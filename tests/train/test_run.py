@@ -6,9 +6,13 @@ from collections.abc import Callable
 
 import pytest
 from rich.console import Console
-from run_folders import complete
+from run_folders import complete, newest
+from safetensors.torch import load_file
+from torch import Tensor
+from torch.utils._pytree import tree_leaves
 
 import maskless
+from maskless.budget import AVERAGE, MOMENTS, WEIGHT
 from maskless.objective import mixed_seed
 from maskless.train.report import read_metrics
 from maskless.train.run import Run, RunConfig, run
@@ -116,3 +120,15 @@ def test_a_resumed_run_has_the_milestones_of_one_never_stopped(configure, tmp_pa
     }
     assert milestones[whole] == list(range(2, 21, 2))
     assert [step for step in milestones[halves] if step > 8] == [10, 12, 14, 16, 18, 20]
+
+
+def test_a_state_and_a_model_are_as_large_as_a_plan_says(configure, tmp_path):
+    """Beside names and small numbers."""
+    this = Run(tmp_path, configure(steps=1))
+    for step in this:
+        this.save(step.step)
+    tensors = [value for value in tree_leaves(newest(tmp_path)) if isinstance(value, Tensor) and value.ndim]
+    assert sum(value.nbytes for value in tensors) == this.parameters * (WEIGHT + MOMENTS + AVERAGE)
+    assert sum(value.nbytes for value in load_file(tmp_path / "model/model.safetensors").values()) == (
+        this.parameters * AVERAGE
+    )
