@@ -35,7 +35,7 @@ FLOORS: list[list[str]] = [
         "official_vq",
     ],
     ["decide", "texts", "scores", "images", "pictures", "api"],  # what a user calls
-    ["evaluate", "train", "paper", "bench", "recipes", "budget", "reproduce"],  # procedures
+    ["evaluate", "train", "shards", "paper", "bench", "recipes", "budget", "reproduce"],  # procedures
     ["serve", "demo", "train_demo", "cli", "__main__"],  # doors
 ]
 FLOOR = {room: (floor, place) for floor, rooms in enumerate(FLOORS) for place, room in enumerate(rooms)}

@@ -164,6 +164,7 @@ def test_the_table_in_the_documents_is_what_a_plan_says(words, cells, capsys):
         ("--width 512", "how long. expected a recipe, --steps or --tokens"),
         ("--steps 5 --tokens 5", "steps and tokens exclude each other"),
         ("--steps 5 --width 100", "width 100"),
+        ("--tokens inf", "tokens inf is out of range: expected more than 0"),
         ("--steps 0", "steps 0 is out of range"),
         ("cifar10-pgm --objective chain", "objective 'chain' is for text: cifar10-pgm draws pictures"),
     ],

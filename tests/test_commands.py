@@ -57,6 +57,7 @@ TOY = {
     "models": "",
     "plan": "",
     "demo": "",
+    "generate samples": "--n 3 --steps 4",
     "generate --strands": "",
     "generate --exact": "",
     "generate --revise": "--steps 4 --revise 2",

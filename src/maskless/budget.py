@@ -112,6 +112,8 @@ def planned(name: str | None = None, *, tokens: float | None = None, **given: An
 
     given: fields of `TrainCase`, and steps. tokens: of the whole run, instead of steps.
     """
+    if tokens is not None and not 0 < tokens < math.inf:
+        raise ValueError(f"tokens {tokens} is out of range: expected more than 0")
     if tokens is not None and "steps" in given:
         raise ValueError("steps and tokens exclude each other: expected one of them")
     if name is None and tokens is None and "steps" not in given:

@@ -30,6 +30,10 @@ class Text(str):
     order: list[int]
     rounds: int
 
+    def as_dict(self) -> dict[str, Any]:
+        """For JSON."""
+        return {"text": self, "tokens": self.tokens, "steps": self.steps, "order": self.order, "rounds": self.rounds}
+
 
 @spelled_out
 def generate_texts(

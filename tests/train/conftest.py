@@ -145,17 +145,22 @@ def start(tmp_path_factory) -> Iterator[Callable[..., Process]]:
 
 
 @pytest.fixture
-def start_two(start) -> Callable[..., list]:
-    """start_two(...): two processes with what torchrun would tell them. Their store is here, and holds its port."""
+def start_several(start) -> Callable[..., list]:
+    """start_several(n, ...): processes with what torchrun would tell them. Their store is here, and holds its port."""
     stores = []
 
-    def start_two(*arguments) -> list:
+    def start_several(world: int, *arguments) -> list:
         stores.append(TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False))
-        common = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(stores[-1].port), "WORLD_SIZE": "2"}
-        common |= {"LOCAL_WORLD_SIZE": "2", "TORCHELASTIC_USE_AGENT_STORE": "True"}
-        return [start(*arguments, **common, RANK=str(rank), LOCAL_RANK=str(rank)) for rank in range(2)]
+        common = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(stores[-1].port), "WORLD_SIZE": str(world)}
+        common |= {"LOCAL_WORLD_SIZE": str(world), "TORCHELASTIC_USE_AGENT_STORE": "True"}
+        return [start(*arguments, **common, RANK=str(rank), LOCAL_RANK=str(rank)) for rank in range(world)]
 
-    return start_two
+    return start_several
+
+
+@pytest.fixture
+def start_two(start_several) -> Callable[..., list]:
+    return partial(start_several, 2)
 
 
 @pytest.fixture
