@@ -3,8 +3,10 @@
 import dataclasses
 import shutil
 from collections.abc import Callable
+from types import SimpleNamespace
 
 import pytest
+import torch
 from rich.console import Console
 from run_folders import complete, newest
 from safetensors.torch import load_file
@@ -12,9 +14,11 @@ from torch import Tensor
 from torch.utils._pytree import tree_leaves
 
 import maskless
-from maskless.budget import AVERAGE, MOMENTS, WEIGHT
+from maskless.bench.case import TrainCase
+from maskless.budget import AVERAGE, MOMENTS, WEIGHT, PlannedRun, work_of
 from maskless.objective import mixed_seed
-from maskless.train.report import read_metrics
+from maskless.train.loop import Progress
+from maskless.train.report import Throughput, read_metrics
 from maskless.train.run import Run, RunConfig, run
 
 # Stopping and going on
@@ -120,6 +124,27 @@ def test_a_resumed_run_has_the_milestones_of_one_never_stopped(configure, tmp_pa
     }
     assert milestones[whole] == list(range(2, 21, 2))
     assert [step for step in milestones[halves] if step > 8] == [10, 12, 14, 16, 18, 20]
+
+
+def test_speed_is_noted_with_every_look_at_the_losses(configure, tmp_path, monkeypatch):
+    """In tokens and in the operations that a plan counts; on a GPU that we know, also as a share of its peak."""
+    complete(tmp_path / "run", configure(batch=32, log_every=4, save_every=4))
+    noted = [line for line in read_metrics(tmp_path / "run/metrics.jsonl") if "tflops_per_device" in line]
+    assert [line["step"] for line in noted] == [4, 8]
+    assert all(line["tokens_per_second_per_device"] > 0 and "mfu" not in line for line in noted)
+    config = RunConfig.read(tmp_path / "run")
+    case = TrainCase(width=32, layers=2, vocab=config.network["vocab"], length=16)
+    counted = work_of(PlannedRun(case=case, settings=case.settings)).operations / 16
+    for line in noted:
+        each = 1e12 * line["tflops_per_device"] / line["tokens_per_second_per_device"]
+        assert each == pytest.approx(counted, rel=0.05)
+    this = Run(tmp_path / "run", config)
+    this.waiting = [Progress(8, torch.zeros(()), torch.zeros(()), 0.1, 1.0)]
+    this.speed = Throughput(512, 0, 0.0)
+    this.accelerator = SimpleNamespace(num_processes=2, device=torch.device("cuda"))
+    monkeypatch.setattr("torch.cuda.get_device_name", lambda device: "NVIDIA H100 80GB HBM3")
+    found = this.facts()
+    assert found["mfu"] == pytest.approx(1e12 * found["tflops_per_device"] / 989.5e12)
 
 
 def test_a_state_and_a_model_are_as_large_as_a_plan_says(configure, tmp_path):

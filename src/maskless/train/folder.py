@@ -50,6 +50,7 @@ class RunFolder(ABC, Generic[T]):
         self.folder, self.settings, self.accelerator = folder, settings, accelerator
         self.main = accelerator is None or accelerator.is_main_process
         self.waiting: list[Progress] = []
+        self.speed: Throughput | None = None  # once it runs
 
     @abstractmethod
     def __iter__(self) -> Iterator[Progress]:
@@ -184,6 +185,7 @@ def complete(run: RunFolder[T], console: Console, opening: str, *, name: str, ea
     settings, done = run.settings, run.start
     say(opening + (f", resumed at step {done:,}" if done else ""))
     speed, share = Throughput(each, done, run.clock.seconds), share_done(settings, done, run.clock, run.accelerator)
+    run.speed = speed
     with progress_bar(console, enabled=run.main) as bar:
         task = bar.add_task(name, total=1.0, text="starting")
         with Interruption() as interruption:

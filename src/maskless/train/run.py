@@ -6,6 +6,7 @@ import dataclasses
 import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -15,13 +16,14 @@ from rich.console import Console
 from torch import nn
 from torch.distributed.checkpoint.state_dict import StateDictOptions, get_state_dict, set_state_dict
 
-from maskless import pictures
+from maskless import flops, pictures
 from maskless.api import Text, generate
 from maskless.checkpoint import NETWORKS, Model
 from maskless.data.image_tokens import ImageTokens, PreparedImages
 from maskless.data.tokens import Prepared, TokenRows
 from maskless.ema import EMA
 from maskless.evaluate.likelihood import Likelihood, likelihood
+from maskless.gpus import recognised
 from maskless.images import generate_images, pixels_of
 from maskless.mixture import Mixture
 from maskless.nn.blocks import open_gates
@@ -33,9 +35,11 @@ from maskless.train.folder import Milestone, RunFolder
 from maskless.train.loop import Progress, compile_layers, train
 from maskless.train.processes import accelerator_of, check_processes, processes
 from maskless.train.report import or_unknown, plot_losses
+from maskless.train.tasks import objective_of, tasks_of
 
 WHOLE = StateDictOptions(full_state_dict=True, cpu_offload=True)
 LOOK = 256  # sequences that are measured between steps
+COUNTED = 32  # sequences in which operations are counted
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -177,6 +181,28 @@ class Run(RunFolder[tuple[Likelihood, list[Text]]]):
             labels = [picture.label or "" for picture in drawn] if self.data.classes else None
             pictures.grid(pixels_of(drawn), self.folder / "samples.png", labels=labels, columns=8)
         return []
+
+    def facts(self) -> dict[str, float]:
+        """How fast this process is: tokens, counted operations, and the share of its GPU's peak where we know that."""
+        if self.speed is None:
+            return {}
+        pace = self.speed.look(self.waiting[-1].step, self.clock.seconds) / self.accelerator.num_processes
+        found = {"tokens_per_second_per_device": pace}
+        if self.operations is not None:
+            found["tflops_per_device"] = pace * self.operations / 1e12
+            if self.accelerator.device.type == "cuda":
+                gpu = recognised(torch.cuda.get_device_name(self.accelerator.device))
+                found |= {} if gpu is None else {"mfu": pace * self.operations / gpu.peak}
+        return found
+
+    @cached_property
+    def operations(self) -> float | None:
+        """Of a token, forward and backward, counted in a few sequences of the first batch, as `maskless plan` does."""
+        n, grid = min(COUNTED, self.settings.batch), self.data.grid if isinstance(self.data, PreparedImages) else None
+        few = dataclasses.replace(self.settings, batch=n, accumulate=1)
+        (task,), _ = tasks_of(self.rows(), few, objective_of(few, self.lead, grid), 0, pad=self.data.pad)
+        forward = flops.training(self.model.config, task.problems)
+        return (1 + flops.BACKWARD) * forward / (n * self.data.length)
 
     def milestones(self) -> list[Milestone]:
         def look(step: int) -> str:
