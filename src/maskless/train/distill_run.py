@@ -122,7 +122,7 @@ class Round(Run):
         distill, at = self.config.distill, self.accelerator
         rows, common = self.rows(), (self.settings, self.stride, distill.groups)
         work = teaching(self.teacher, LOSSES[distill.loss], rows, *common, pad=self.data.pad, **own_share(at))
-        return take_steps(self.network, self.optimizer, work, self.settings, at, start=self.start, clock=self.clock)
+        return take_steps(self.network, self.optimizer, work, self.settings, at, **self.at)
 
     @cached_property
     def operations(self) -> None:

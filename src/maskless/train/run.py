@@ -35,6 +35,7 @@ from maskless.train.folder import Milestone, RunFolder
 from maskless.train.loop import Progress, compile_layers, train
 from maskless.train.processes import accelerator_of, check_processes, processes
 from maskless.train.report import or_unknown, plot_losses
+from maskless.train.spikes import IN_A_ROW, Spikes
 from maskless.train.tasks import objective_of, tasks_of
 
 WHOLE = StateDictOptions(full_state_dict=True, cpu_offload=True)
@@ -104,6 +105,7 @@ class Run(RunFolder[tuple[Likelihood, list[Text]]]):
         adam = torch.optim.AdamW(network.parameters(), lr=settings.learning_rate, weight_decay=0.0, fused=True)
         self.network, self.optimizer = self.accelerator.prepare(network, adam)
         self.ema = EMA(self.network.parameters(), settings.ema)
+        self.spikes = Spikes(settings.skip_spikes, self.accelerator.device) if settings.skip_spikes else None
         self.model = _model(self.accelerator.unwrap_model(self.network), self.data, settings.orders)
         self.accelerator.wait_for_everyone()  # all see the same states: the first may still be writing the last one
         self.open(self.config.fields(folder))
@@ -122,7 +124,12 @@ class Run(RunFolder[tuple[Likelihood, list[Text]]]):
     def steps(self) -> Iterator[Progress]:
         given = self.network, self.optimizer, self.rows(), self.settings, self.accelerator
         grid = self.data.grid if isinstance(self.data, PreparedImages) else None
-        return train(*given, start=self.start, clock=self.clock, pad=self.data.pad, lead=self.lead, grid=grid)
+        return train(*given, **self.at, pad=self.data.pad, lead=self.lead, grid=grid)
+
+    @property
+    def at(self) -> dict[str, Any]:
+        """Where the steps begin, as `take_steps` takes it."""
+        return {"start": self.start, "clock": self.clock, "spikes": self.spikes}
 
     @property
     def lead(self) -> int:
@@ -146,13 +153,24 @@ class Run(RunFolder[tuple[Likelihood, list[Text]]]):
     def state(self) -> dict[str, Any]:
         weights, moments = get_state_dict(self.network, self.optimizer, options=WHOLE)
         averages = [state.whole(average).cpu() for average in self.ema.averages]
-        return {"weights": weights, "optimizer": moments, "averages": averages, "updates": self.ema.updates}
+        held = {"weights": weights, "optimizer": moments, "averages": averages, "updates": self.ema.updates}
+        return held if self.spikes is None else held | {"spikes": self.spikes.state()}
 
     def restore(self, found: dict[str, Any]) -> None:
         weights, moments = found["weights"], found["optimizer"]
         state.check_numbers([*weights.values(), *found["averages"]])
         set_state_dict(self.network, self.optimizer, model_state_dict=weights, optim_state_dict=moments, options=WHOLE)
         self.ema.restore(found["averages"], found["updates"])
+        if self.spikes is not None and "spikes" in found:
+            self.spikes.restore(found["spikes"])
+
+    def write_losses(self) -> float | None:
+        """As of every run; this one ends where many steps in a row were skipped."""
+        last, loss = self.waiting[-1:], super().write_losses()
+        if last and self.spikes is not None and self.spikes.row >= IN_A_ROW:
+            said = f"the last {int(self.spikes.row)} steps were skipped as spikes"
+            raise state.diverged(said, last[0].step, self.folder / "states")
+        return loss
 
     def save_model(self) -> None:
         with self.averaged():
