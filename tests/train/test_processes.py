@@ -12,6 +12,7 @@ import together
 import torch
 from run_folders import complete
 
+from in_process import exit_code_of
 from maskless.checkpoint import Model
 from maskless.train import state
 from maskless.train.report import read_metrics
@@ -137,3 +138,47 @@ def test_sharded_weights_train_as_whole_ones(start_two, configure, losses, tmp_p
 
 def validations(folder: Path) -> list[dict]:
     return [line for line in read_metrics(folder / "metrics.jsonl") if "validation" in line]
+
+
+# Other long commands
+
+
+def by_two(start_two, *command: object) -> str:
+    """What the first of two processes prints; the other prints nothing."""
+    first, second = start_two("maskless", *command)
+    end_well([first, second])
+    assert second.stdout == ""
+    return first.stdout
+
+
+def test_two_processes_evaluate_as_one(start_two, configure, data, tmp_path, capsys):
+    """What is drawn at random differs as with another seed: its draws are those of a batch."""
+    folder = complete(tmp_path, configure(**CHAIN))
+    command = ["evaluate", folder, "--data", data.folder, "--sequences", 7, "--samples", 2, "--json"]
+    assert exit_code_of(*command) == 0
+    expected = json.loads(capsys.readouterr().out)
+    found = json.loads(by_two(start_two, *command))
+    assert found.keys() == expected.keys()
+    assert found["left to right"] == pytest.approx(expected["left to right"], rel=1e-4)
+    for name in ("any order", "gaps, given the rest"):
+        spread = found[name]["error"] + expected[name]["error"]
+        assert found[name]["sequences"] == 7
+        assert found[name]["nats"] == pytest.approx(expected[name]["nats"], abs=5 * spread)
+
+
+def test_two_processes_distil_as_one(start_two, configure, data, losses, tmp_path):
+    folder = complete(tmp_path / "teacher", configure())
+    command = ["distill", folder, "--data", data.folder, "--rounds", 1, "--steps-per-round", 3, "--batch", 4]
+    command += ["--log-every", 1, "--tracker", "none", "--out"]
+    assert exit_code_of(*command, tmp_path / "one") == 0
+    by_two(start_two, *command, tmp_path / "two")
+    two, one = (losses(tmp_path / name / "round-1") for name in ("two", "one"))
+    assert two.keys() == one.keys() == {1, 2, 3}
+    for step, expected in one.items():
+        assert two[step] == pytest.approx(expected, rel=1e-3), step  # a student's loss is a small difference
+
+
+def test_data_are_prepared_by_one_process(text, tmp_path, monkeypatch, capsys):
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    assert exit_code_of("prepare", text, "--out", tmp_path / "data") == 2
+    assert capsys.readouterr().err == "error: prepare is the work of one process: start it without a launcher\n"
