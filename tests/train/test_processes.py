@@ -1,10 +1,7 @@
 """Two processes train as one: the same batches, the same losses, the same weights."""
 
 import json
-import os
 import signal
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -68,20 +65,11 @@ def test_the_first_process_alone_writes_and_reports(start_two, configure, tmp_pa
     assert len(list((tmp_path / "tensorboard").iterdir())) == 1
 
 
-def test_torchrun_prepares_a_text_once_and_trains_on_it(text, losses, tmp_path):
-    options = ["--text", str(text), "--vocab", "300", "--length", "16", "--width", "32", "--layers", "2"]
+def test_two_machines_prepare_a_text_once_and_train_as_one(on_two_machines, text, losses, tmp_path):
+    options = ["--text", text, "--vocab", "300", "--length", "16", "--width", "32", "--layers", "2"]
     options += ["--steps", "4", "--batch", "8", "--accumulate", "2", "--dropout", "0", "--log-every", "1"]
-    torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
-    double = subprocess.run(
-        [*torchrun, "-m", "maskless", "train", *options, "--out", str(tmp_path / "double")],
-        env=os.environ | {"OMP_NUM_THREADS": "1"},
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=300,
-    )
-    assert double.returncode == 0, double.stderr
-    assert "2 processes" in double.stderr
+    said = on_two_machines("train", *options, "--out", tmp_path / "double")
+    assert sum("2 processes" in err for _, err in said) == 1
     config = RunConfig.read(tmp_path / "double")
     assert config.data == str(tmp_path / "double" / "data")
     single = complete(tmp_path / "single", config)

@@ -2,11 +2,7 @@
 
 import hashlib
 import json
-import os
 import signal
-import socket
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -98,20 +94,8 @@ def test_a_killed_process_resumes_as_two_and_nothing_is_made_twice(start_several
     assert {name: (tmp_path / "new" / name).stat().st_mtime_ns for name in made} == made
 
 
-def test_two_machines_share_the_work(writer, tmp_path):
-    """Two agents of torchrun that meet at an address, one process each."""
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        address = f"127.0.0.1:{free.getsockname()[1]}"
-    torchrun = [sys.executable, "-m", "torch.distributed.run", "--nnodes", "2", "--nproc-per-node", "1"]
-    torchrun += ["--rdzv-backend", "c10d", "--rdzv-endpoint", address, "--local-addr", "127.0.0.1"]
-    command = ["-m", "maskless", "--", "generate", str(writer), "--n", "300", "--steps", "2", "--out", tmp_path / "new"]
-    environment = os.environ | {"OMP_NUM_THREADS": "1"}
-    agents = [
-        subprocess.Popen([*torchrun, *command], env=environment, stdout=-1, stderr=-1, text=True) for _ in range(2)
-    ]
-    said = [agent.communicate(timeout=300) for agent in agents]
-    assert [agent.returncode for agent in agents] == [0, 0], said
+def test_two_machines_share_the_work(on_two_machines, writer, tmp_path):
+    said = on_two_machines("generate", writer, "--n", "300", "--steps", "2", "--out", tmp_path / "new")
     assert sorted(out for out, _ in said) == ["", f"{tmp_path / 'new'}: 300 texts in 3 files\n"]
     texts = generate(Model.from_pretrained(writer), 300, steps=2)
     assert [(line["text"], line["tokens"]) for line in lines(tmp_path / "new")] == [(str(t), t.tokens) for t in texts]
