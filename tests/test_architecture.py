@@ -17,8 +17,8 @@ LONGEST_FILE = 350
 # A room is a module, or a package with all that is in it. A room may use the floors below it, and on its own floor the
 # rooms that are named before it.
 FLOORS: list[list[str]] = [
-    ["version", "schedule", "seeds", "how", "problems", "order", "logits"],  # arithmetic
-    ["nn", "mixture", "plans"],  # networks, and which orders they are asked in
+    ["version", "schedule", "seeds", "how", "problems", "order", "logits", "gpus"],  # arithmetic
+    ["nn", "mixture", "plans", "flops"],  # networks, and which orders they are asked in
     ["objective", "revision", "draw", "drafts", "speculation", "sampling"],  # the method
     ["engine"],  # the fast path
     [
@@ -35,7 +35,7 @@ FLOORS: list[list[str]] = [
         "official_vq",
     ],
     ["decide", "texts", "scores", "images", "pictures", "api"],  # what a user calls
-    ["evaluate", "train", "paper", "bench", "recipes", "reproduce"],  # procedures
+    ["evaluate", "train", "shards", "paper", "bench", "recipes", "budget", "reproduce"],  # procedures
     ["serve", "demo", "train_demo", "cli", "__main__"],  # doors
 ]
 FLOOR = {room: (floor, place) for floor, rooms in enumerate(FLOORS) for place, room in enumerate(rooms)}

@@ -85,7 +85,8 @@ def arguments(line: str) -> list[str]:
     """The words after `maskless` or `-m maskless`, up to a pipe, a redirection or the next command."""
     words = words_of(line)
     begins = words[:1] == ["maskless"] or ("-m", "maskless") in itertools.pairwise(words)
-    return words[words.index("maskless") + 1 :] if begins else []
+    after = words[words.index("maskless") + 1 :] if begins else []
+    return after[1:] if after[:1] == ["--"] else after  # which keeps a launcher from the options that follow
 
 
 def parse(words: list[str]) -> None:

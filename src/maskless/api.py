@@ -76,15 +76,15 @@ def generate(
     """n texts, or from an image model one for each label.
 
     Texts: each begins with the prompt and is `length` tokens long (the model's context by default). Sample i of a seed
-    is the same whatever n is; `first` begins at another sample, so that processes can share a seed.
+    is the same whatever n is; `first` begins at another sample, so that processes can share a seed (`shards`).
     batch: samples at once, which bounds the memory and changes nothing else. on_step: called after each step. The
     other keywords are those of `How`.
     """
     check_model(model)
     at_once = {} if batch is None else {"batch": batch}
     if model.layout == "image":
-        _refuse("text", "an image model", prompt=prompt, length=length, first=first)
-        return generate_images(model, labels, n, on_step=on_step, **at_once, **how)
+        _refuse("text", "an image model", prompt=prompt, length=length)
+        return generate_images(model, labels, n, first=first or 0, on_step=on_step, **at_once, **how)
     _refuse("image", "a text model", labels=labels)
     return generate_texts(
         model,

@@ -44,22 +44,24 @@ def generate_images(
     labels: Sequence[str | int] | str | int | None = None,
     n: int | None = None,
     *,
+    first: int = 0,
     batch: int = 64,
     on_step: OnStep | None = None,
     **how: Any,
 ) -> list[Picture]:
     """A picture for each label, by name or number; without labels n of them, of classes in turn.
 
-    Picture i of a seed is the same whatever is drawn beside it. The other keywords are those of `How`.
+    Picture i of a seed is the same whatever is drawn beside it; `first` begins at another picture, so that processes
+    can share a seed. The other keywords are those of `How`.
     """
-    settings, ids = How(**how), class_ids(model, labels, n)
+    settings, ids = How(**how), class_ids(model, labels, n, first)
     if batch < 1:
         raise ValueError(f"batch {batch} is out of range: expected 1 or more")
     pictures: list[Picture] = []
     for begin in range(0, len(ids), batch):
         part = ids[begin : begin + batch]
         watch = None if on_step is None else numbered_from(begin, on_step)
-        pictures += _draw(model, part, begin + torch.arange(len(part)), settings, watch)
+        pictures += _draw(model, part, first + begin + torch.arange(len(part)), settings, watch)
     return pictures
 
 
@@ -95,14 +97,14 @@ def fill_image(
     return replace(filled, image=_image(kept[0]))
 
 
-def class_ids(model: Model, labels: Sequence[str | int] | str | int | None, n: int | None) -> Tensor:
-    """Numbers of labels given by name or number; without labels n of them in turn.  -> (B,)"""
+def class_ids(model: Model, labels: Sequence[str | int] | str | int | None, n: int | None, first: int = 0) -> Tensor:
+    """Numbers of labels given by name or number; without labels n of them in turn, as from picture `first`.  -> (B,)"""
     count = model.config.classes
     if labels is None:
         if n is None or n < 1:
             raise ValueError(f"n {n} is out of range: expected 1 or more, or labels")
         unnamed = count == 1 and not model.classes  # MaskGIT without classes: only "none" was trained
-        return dropped(model, n) if count is None or unnamed else torch.arange(n) % count
+        return dropped(model, n) if count is None or unnamed else (first + torch.arange(n)) % count
     if count is None:
         raise ValueError("this model knows no classes: expected no labels")
     given: Any = labels.tolist() if isinstance(labels, Tensor | np.ndarray | np.generic) else labels

@@ -33,6 +33,10 @@ class Text(str):
     rounds: int
     written: int
 
+    def as_dict(self) -> dict[str, Any]:
+        """For JSON."""
+        return {"text": self, "tokens": self.tokens, "steps": self.steps, "order": self.order, "rounds": self.rounds}
+
 
 @spelled_out
 def generate_texts(

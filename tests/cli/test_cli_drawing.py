@@ -148,11 +148,17 @@ def test_a_box_of_which_the_model_sees_nothing_is_one_line(command, saved, tmp_p
     assert said == ended.err.replace(f"box {box}", f"what {tmp_path / 'mask.png'} does not keep")
 
 
-@pytest.mark.parametrize("words", [["--label", 0], ["--out", "a.png"]])
-def test_what_is_for_pictures_is_refused_for_text(command, words):
-    for line in (["generate", "stories"], ["fill", "stories", "A [2]."]):
-        ended = command(*line, *words)
-        assert ended.err == f"error: {words[0]} is for image models: this is a text model\n"
+@pytest.mark.parametrize(
+    ("line", "said"),
+    [
+        (["generate", "stories", "--label", 0], "--label is for image models: this is a text model"),
+        (["generate", "stories", "--out", "a.png"], "--out a.png: texts go into a folder, a.png is a picture"),
+        (["fill", "stories", "A [2].", "--label", 0], "--label is for image models: this is a text model"),
+        (["fill", "stories", "A [2].", "--out", "a.png"], "--out is for image models: this is a text model"),
+    ],
+)
+def test_what_is_for_pictures_is_refused_for_text(command, line, said):
+    assert command(*line).err == f"error: {said}\n"
 
 
 def test_guidance_needs_classes(command):

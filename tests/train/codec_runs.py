@@ -47,5 +47,8 @@ def complete(folder: Path, config: CodecConfig) -> Path:
     return folder
 
 
+CLOCKED = ("seconds", "tokens_per_second_per_device", "tflops_per_device")
+
+
 def lines(folder: Path) -> list[dict]:
-    return [{k: v for k, v in line.items() if k != "seconds"} for line in read_metrics(folder / "metrics.jsonl")]
+    return [{k: v for k, v in line.items() if k not in CLOCKED} for line in read_metrics(folder / "metrics.jsonl")]

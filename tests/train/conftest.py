@@ -4,6 +4,7 @@ import dataclasses
 import json
 import os
 import signal
+import socket
 import subprocess
 import sys
 import threading
@@ -145,17 +146,41 @@ def start(tmp_path_factory) -> Iterator[Callable[..., Process]]:
 
 
 @pytest.fixture
-def start_two(start) -> Callable[..., list]:
-    """start_two(...): two processes with what torchrun would tell them. Their store is here, and holds its port."""
+def start_several(start) -> Callable[..., list]:
+    """start_several(n, ...): processes with what torchrun would tell them. Their store is here, and holds its port."""
     stores = []
 
-    def start_two(*arguments) -> list:
+    def start_several(world: int, *arguments) -> list:
         stores.append(TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False))
-        common = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(stores[-1].port), "WORLD_SIZE": "2"}
-        common |= {"LOCAL_WORLD_SIZE": "2", "TORCHELASTIC_USE_AGENT_STORE": "True"}
-        return [start(*arguments, **common, RANK=str(rank), LOCAL_RANK=str(rank)) for rank in range(2)]
+        common = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(stores[-1].port), "WORLD_SIZE": str(world)}
+        common |= {"LOCAL_WORLD_SIZE": str(world), "TORCHELASTIC_USE_AGENT_STORE": "True"}
+        return [start(*arguments, **common, RANK=str(rank), LOCAL_RANK=str(rank)) for rank in range(world)]
 
-    return start_two
+    return start_several
+
+
+@pytest.fixture
+def start_two(start_several) -> Callable[..., list]:
+    return partial(start_several, 2)
+
+
+@pytest.fixture(scope="session")
+def on_two_machines() -> Callable[..., list[tuple[str, str]]]:
+    """on_two_machines(...): what two agents of torchrun print that meet at an address and start one process each."""
+
+    def run(*arguments: Any) -> list[tuple[str, str]]:
+        with socket.socket() as free:
+            free.bind(("127.0.0.1", 0))
+            address = f"127.0.0.1:{free.getsockname()[1]}"
+        torchrun = [sys.executable, "-m", "torch.distributed.run", "--nnodes", "2", "--nproc-per-node", "1"]
+        torchrun += ["--rdzv-backend", "c10d", "--rdzv-endpoint", address, "--local-addr", "127.0.0.1"]
+        command, environment = [*torchrun, "-m", "maskless", "--", *arguments], os.environ | {"OMP_NUM_THREADS": "1"}
+        agents = [subprocess.Popen(command, env=environment, stdout=-1, stderr=-1, text=True) for _ in range(2)]
+        said = [agent.communicate(timeout=300) for agent in agents]
+        assert [agent.returncode for agent in agents] == [0, 0], said
+        return said
+
+    return run
 
 
 @pytest.fixture

@@ -60,14 +60,14 @@ def codec_runs(configure: Callable[..., CodecConfig]) -> Kind:
 
 
 @contextmanager
-def spoiled_gradients(step: int) -> Iterator[None]:
-    """After so many backward passes of a run the gradients are no numbers; the loss of that step is one."""
+def spoiled_gradients(*steps: int, by: float = math.nan) -> Iterator[None]:
+    """After so many backward passes of a run the gradients are no numbers, or larger; the loss of that step is one."""
     opened = RunFolder.open
 
     def spoil(this: RunFolder, config: Any) -> None:
         opened(this, config)
-        passes = itertools.count(1)
-        next(this.network.parameters()).register_hook(lambda g: g * math.nan if next(passes) == step else g)
+        passes = itertools.count(1 + this.start)
+        next(this.network.parameters()).register_hook(lambda g: g * by if next(passes) in steps else g)
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(RunFolder, "open", spoil)

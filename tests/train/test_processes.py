@@ -1,10 +1,7 @@
 """Two processes train as one: the same batches, the same losses, the same weights."""
 
 import json
-import os
 import signal
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -12,6 +9,7 @@ import together
 import torch
 from run_folders import complete
 
+from in_process import exit_code_of
 from maskless.checkpoint import Model
 from maskless.train import state
 from maskless.train.report import read_metrics
@@ -67,20 +65,11 @@ def test_the_first_process_alone_writes_and_reports(start_two, configure, tmp_pa
     assert len(list((tmp_path / "tensorboard").iterdir())) == 1
 
 
-def test_torchrun_prepares_a_text_once_and_trains_on_it(text, losses, tmp_path):
-    options = ["--text", str(text), "--vocab", "300", "--length", "16", "--width", "32", "--layers", "2"]
+def test_two_machines_prepare_a_text_once_and_train_as_one(on_two_machines, text, losses, tmp_path):
+    options = ["--text", text, "--vocab", "300", "--length", "16", "--width", "32", "--layers", "2"]
     options += ["--steps", "4", "--batch", "8", "--accumulate", "2", "--dropout", "0", "--log-every", "1"]
-    torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
-    double = subprocess.run(
-        [*torchrun, "-m", "maskless", "train", *options, "--out", str(tmp_path / "double")],
-        env=os.environ | {"OMP_NUM_THREADS": "1"},
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=300,
-    )
-    assert double.returncode == 0, double.stderr
-    assert "2 processes" in double.stderr
+    said = on_two_machines("train", *options, "--out", tmp_path / "double")
+    assert sum("2 processes" in err for _, err in said) == 1
     config = RunConfig.read(tmp_path / "double")
     assert config.data == str(tmp_path / "double" / "data")
     single = complete(tmp_path / "single", config)
@@ -122,7 +111,7 @@ def test_processes_agree_on_the_rate_the_end_and_the_evaluation(start_two, confi
 
 def test_sharded_weights_train_as_whole_ones(start_two, configure, losses, tmp_path):
     """Also where they stop and go on, with a look at the averages after every step."""
-    configs = {model: configure(model, accumulate=2) for model in ("pgm", "mdlm")}
+    configs = {"pgm": configure("pgm", accumulate=2), "mdlm": configure("mdlm", accumulate=2, skip_spikes=10.0)}
     runs = [in_full(tmp_path / model, config) for model, config in configs.items()]
     end_well(start_two(TOGETHER, "shard", tmp_path / "found.json", *runs))
     found = json.loads((tmp_path / "found.json").read_text())
@@ -137,3 +126,47 @@ def test_sharded_weights_train_as_whole_ones(start_two, configure, losses, tmp_p
 
 def validations(folder: Path) -> list[dict]:
     return [line for line in read_metrics(folder / "metrics.jsonl") if "validation" in line]
+
+
+# Other long commands
+
+
+def by_two(start_two, *command: object) -> str:
+    """What the first of two processes prints; the other prints nothing."""
+    first, second = start_two("maskless", *command)
+    end_well([first, second])
+    assert second.stdout == ""
+    return first.stdout
+
+
+def test_two_processes_evaluate_as_one(start_two, configure, data, tmp_path, capsys):
+    """What is drawn at random differs as with another seed: its draws are those of a batch."""
+    folder = complete(tmp_path, configure(**CHAIN))
+    command = ["evaluate", folder, "--data", data.folder, "--sequences", 7, "--samples", 2, "--json"]
+    assert exit_code_of(*command) == 0
+    expected = json.loads(capsys.readouterr().out)
+    found = json.loads(by_two(start_two, *command))
+    assert found.keys() == expected.keys()
+    assert found["left to right"] == pytest.approx(expected["left to right"], rel=1e-4)
+    for name in ("any order", "gaps, given the rest"):
+        spread = found[name]["error"] + expected[name]["error"]
+        assert found[name]["sequences"] == 7
+        assert found[name]["nats"] == pytest.approx(expected[name]["nats"], abs=5 * spread)
+
+
+def test_two_processes_distil_as_one(start_two, configure, data, losses, tmp_path):
+    folder = complete(tmp_path / "teacher", configure())
+    command = ["distill", folder, "--data", data.folder, "--rounds", 1, "--steps-per-round", 3, "--batch", 4]
+    command += ["--log-every", 1, "--tracker", "none", "--out"]
+    assert exit_code_of(*command, tmp_path / "one") == 0
+    by_two(start_two, *command, tmp_path / "two")
+    two, one = (losses(tmp_path / name / "round-1") for name in ("two", "one"))
+    assert two.keys() == one.keys() == {1, 2, 3}
+    for step, expected in one.items():
+        assert two[step] == pytest.approx(expected, rel=1e-3), step  # a student's loss is a small difference
+
+
+def test_data_are_prepared_by_one_process(text, tmp_path, monkeypatch, capsys):
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    assert exit_code_of("prepare", text, "--out", tmp_path / "data") == 2
+    assert capsys.readouterr().err == "error: prepare is the work of one process: start it without a launcher\n"

@@ -7,17 +7,23 @@ from collections.abc import Callable, Iterator
 from types import SimpleNamespace
 
 import pytest
+import torch
 from rich.console import Console
-from run_folders import complete
+from run_folders import complete, newest
+from safetensors.torch import load_file
+from torch import Tensor
+from torch.utils._pytree import tree_leaves
 
 import maskless
+from maskless.bench.case import TrainCase
+from maskless.budget import AVERAGE, MOMENTS, WEIGHT, PlannedRun, work_of
 from maskless.evaluate.likelihood import Likelihood
 from maskless.objective import mixed_seed
 from maskless.train import folder as folder_module
 from maskless.train import loop, state
 from maskless.train.folder import TAIL
 from maskless.train.loop import Progress
-from maskless.train.report import read_metrics
+from maskless.train.report import Throughput, read_metrics
 from maskless.train.run import Run, RunConfig, run
 
 # Stopping and going on
@@ -181,3 +187,36 @@ def test_a_resumed_run_has_the_milestones_of_one_never_stopped(configure, tmp_pa
     }
     assert milestones[whole] == list(range(2, 21, 2))
     assert [step for step in milestones[halves] if step > 8] == [10, 12, 14, 16, 18, 20]
+
+
+def test_speed_is_noted_with_every_look_at_the_losses(configure, tmp_path, monkeypatch):
+    """In tokens and in the operations that a plan counts; on a GPU that we know, also as a share of its peak."""
+    complete(tmp_path / "run", configure(batch=32, log_every=4, save_every=4))
+    noted = [line for line in read_metrics(tmp_path / "run/metrics.jsonl") if "tflops_per_device" in line]
+    assert [line["step"] for line in noted] == [4, 8]
+    assert all(line["tokens_per_second_per_device"] > 0 and "mfu" not in line for line in noted)
+    config = RunConfig.read(tmp_path / "run")
+    case = TrainCase(width=32, layers=2, vocab=config.network["vocab"], length=16)
+    counted = work_of(PlannedRun(case=case, settings=case.settings)).operations / 16
+    for line in noted:
+        each = 1e12 * line["tflops_per_device"] / line["tokens_per_second_per_device"]
+        assert each == pytest.approx(counted, rel=0.05)
+    this = Run(tmp_path / "run", config)
+    this.waiting = [Progress(8, torch.zeros(()), torch.zeros(()), 0.1, 1.0)]
+    this.speed = Throughput(512, 0, 0.0)
+    this.accelerator = SimpleNamespace(num_processes=2, device=torch.device("cuda"))
+    monkeypatch.setattr("torch.cuda.get_device_name", lambda device: "NVIDIA H100 80GB HBM3")
+    found = this.facts()
+    assert found["mfu"] == pytest.approx(1e12 * found["tflops_per_device"] / 989.5e12)
+
+
+def test_a_state_and_a_model_are_as_large_as_a_plan_says(configure, tmp_path):
+    """Beside names and small numbers."""
+    this = Run(tmp_path, configure(steps=1))
+    for step in this:
+        this.save(step.step)
+    tensors = [value for value in tree_leaves(newest(tmp_path)) if isinstance(value, Tensor) and value.ndim]
+    assert sum(value.nbytes for value in tensors) == this.parameters * (WEIGHT + MOMENTS + AVERAGE)
+    assert sum(value.nbytes for value in load_file(tmp_path / "model/model.safetensors").values()) == (
+        this.parameters * AVERAGE
+    )

@@ -11,6 +11,7 @@ import torch
 from torch import nn
 
 from maskless.checkpoint import NETWORKS
+from maskless.flops import Config
 from maskless.nn.blocks import open_gates
 from maskless.nn.causal import CausalConfig
 from maskless.nn.masked import MaskedConfig
@@ -23,7 +24,6 @@ from maskless.train.config import IMAGE_MODELS, MODELS, PGM_OBJECTIVES, TEXT_MOD
 PRECISIONS = {"bf16": torch.bfloat16, "fp32": torch.float32}
 SAMPLED = ("pgm", "mdlm", "ar")  # complementary masks change how MDLM is trained, not how it samples
 OF_PGM = ("context", "encoder", "refresh", "objective")
-Config = PartitionConfig | MaskedConfig | CausalConfig | MaskGITConfig
 
 
 @dataclass(frozen=True, kw_only=True)

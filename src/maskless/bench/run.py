@@ -11,13 +11,15 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from maskless.bench import flops, traffic
-from maskless.bench.case import PRECISIONS, Case, Config, DrawCase, SampleCase, TrainCase, at_least_1
+from maskless import flops
+from maskless.bench import traffic
+from maskless.bench.case import PRECISIONS, Case, DrawCase, SampleCase, TrainCase, at_least_1
 from maskless.bench.machine import Machine, forget_peak, now, peak_memory
 from maskless.bench.timing import Timing
 from maskless.draw import Guidance
 from maskless.ema import EMA
 from maskless.engine import Engine
+from maskless.flops import Config
 from maskless.logits import row_keys
 from maskless.nn import autocast
 from maskless.nn.loss import cost

@@ -10,8 +10,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from maskless.bench.case import Config
-from maskless.bench.flops import causal_pairs, layer_weights, partition_weights, sampled
+from maskless.flops import Config, causal_pairs, layer_weights, partition_weights, sampled
 from maskless.nn.causal import CausalConfig
 from maskless.nn.partition import PartitionConfig
 from maskless.plans import Plan

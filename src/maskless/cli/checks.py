@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import TypeVar
@@ -30,6 +31,11 @@ def refuse(options: Iterable[str], kind: str) -> None:
     this = "an image model" if kind == "text" else "a text model"
     for name in options:
         raise ValueError(f"{flag(name)} is for {kind} models: this is {this}")
+
+
+def launched_together() -> bool:
+    """Whether a launcher started several processes. Asked of the environment: Accelerate takes a second to load."""
+    return int(os.environ.get("WORLD_SIZE", "1")) > 1
 
 
 def flag(field: str) -> str:

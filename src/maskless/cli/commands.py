@@ -17,6 +17,7 @@ from maskless.cli.evaluate import evaluate, fid
 from maskless.cli.generate import fill, generate
 from maskless.cli.models import demo, models, train_demo
 from maskless.cli.options import NeedsTorch
+from maskless.cli.plan import plan
 from maskless.cli.prepare import convert, prepare
 from maskless.cli.reproduce import reproduce
 from maskless.cli.serve import serve
@@ -59,7 +60,7 @@ def _before(
 
 
 of_models = (prepare, train, distill, generate, fill, evaluate, fid, convert)
-for command in (demo, *of_models, train_demo, models, reproduce, serve, train_codec):
+for command in (demo, *of_models, train_demo, models, plan, reproduce, serve, train_codec):
     kind = None if command is models else NeedsTorch  # models are listed by their cards alone
     app.command(command.__name__.replace("_", "-"), cls=kind)(command)
 app.add_typer(bench, name="bench", cls=Commands)

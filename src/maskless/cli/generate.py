@@ -4,17 +4,19 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from maskless.cli import show
-from maskless.cli.checks import refuse
+from maskless.cli.checks import check_places, launched_together, refuse
 from maskless.cli.options import DEVICE, JSON, MODEL, TOKENIZER, Given, Option, Options, options_of, with_tables
 from maskless.how import How
 from maskless.terminal import say
 
 if TYPE_CHECKING:
+    import torch
+
     from maskless.checkpoint import Model
     from maskless.texts import Text
 
@@ -25,7 +27,6 @@ TEXT: Options = {
 }
 PICTURES: Options = {
     "label": Option(list[str], "Pictures: a class, by name or number; repeat it."),
-    "out": Option(Path, "Pictures: the PNG to write, of several a sheet; or a folder for a PNG of each."),
     "sheet": Option(bool, "Pictures: a sheet with a caption of a single one, too.", "--sheet"),
     "gif": Option(Path, "Pictures: a GIF of how they came."),
     "heat": Option(Path, "Pictures: a PNG of when each cell was decided."),
@@ -48,28 +49,40 @@ def generate(
     text: Annotated[Given, TEXT],
     how: Annotated[Given, HOW],
     of_pictures: Annotated[Given, PICTURES],
+    out: Annotated[
+        Path | None,
+        typer.Option(help="Texts: a folder for JSON lines. Pictures: a PNG, of several a sheet; or a folder."),
+    ] = None,
+    resume: Annotated[bool, typer.Option("--resume", help="Make what is missing in the folder --out.")] = False,
     tokenizer: TOKENIZER = None,
     device: DEVICE = None,
     as_json: JSON = False,
 ) -> None:
-    """Write texts to stdout, or pictures to a file.
+    """Write texts to stdout or into a folder, or pictures to a file.
 
     maskless generate runs/my --n 4 --steps 32 --seed 0 --temperature 1 --top-p 0.9
 
     maskless generate runs/photos --label cat --label ship --guidance 6 --out pictures.png
+
+    accelerate launch --num_processes 8 -m maskless generate runs/my --n 100000 --out samples
     """
-    loaded = show.loading(model, tokenizer=tokenizer, device=device)
+    if out is None and (resume or launched_together()):
+        raise ValueError("--resume, and several processes, go with --out FOLDER")
+    loaded = show.loading(model, tokenizer=tokenizer, device=_own_device() or device)
     _check_kind(loaded, text, of_pictures, as_json)
     if n is None and "label" not in of_pictures:
         n = 4
     if loaded.layout == "image":
         from maskless.cli import pictures
 
-        pictures.draw(loaded, n, **of_pictures, **how)
+        pictures.draw(loaded, n, out=out, resume=resume, **of_pictures, **how)
         return
     from maskless import api
 
     assert n is not None
+    if out is not None:
+        _write(loaded, out, n, resume, **text, **how)
+        return
     for first in range(0, max(1, n), BATCH):
         with show.watching("generating", loaded.text_codec.marks) as on_step:
             count = min(BATCH, n - first)
@@ -116,6 +129,32 @@ def fill(
         _say(one, as_json)
 
 
+def _write(model: Model, to: Path, n: int, resume: bool, **how: Any) -> None:
+    """Texts into a folder, shared out over processes."""
+    from maskless.shards import write_texts
+    from maskless.train.processes import processes
+
+    check_places(to)
+    if to.suffix.lower() == ".png":
+        raise ValueError(f"--out {to}: texts go into a folder, {to.name} is a picture")
+    if to.exists() and not to.is_dir():
+        raise ValueError(f"{to} is a file: expected a folder for texts")
+    main = processes().is_main_process
+    with show.watching("generating", shown=main) as on_step:
+        files = write_texts(model, to, n, resume=resume, on_step=on_step, **how)
+    if main:
+        say(f"{to}: {n} texts in {files} file{'s' * (files > 1)}")
+
+
+def _own_device() -> torch.device | None:
+    """Where several processes were started: the one that is this process's own."""
+    if not launched_together():
+        return None
+    from maskless.train.processes import processes
+
+    return processes().device
+
+
 def _check_kind(model: Model, text: Given, of_pictures: Given, as_json: bool) -> None:
     """Raise a ValueError about an option that does not concern models of this kind."""
     if model.layout == "image":
@@ -125,5 +164,4 @@ def _check_kind(model: Model, text: Given, of_pictures: Given, as_json: bool) ->
 
 
 def _say(text: Text, as_json: bool) -> None:
-    told = {"text": text, "tokens": text.tokens, "steps": text.steps, "order": text.order, "rounds": text.rounds}
-    say(json.dumps(told) if as_json else text)
+    say(json.dumps(text.as_dict()) if as_json else text)

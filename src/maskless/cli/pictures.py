@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import re
 from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
@@ -15,13 +14,15 @@ import torch
 from maskless import official_vq, pictures
 from maskless.checkpoint import Model
 from maskless.cli import show
-from maskless.cli.checks import check_places
+from maskless.cli.checks import check_places, launched_together
 from maskless.codec.vq import ImageCodec, PixelCodec, read_codec, to_pixels
 from maskless.data.image_pixels import decode, fit
 from maskless.data.image_prepare import prepare_images
 from maskless.files import write_aside
 from maskless.images import Picture, codec_of, fill_image, generate_images, grid_of
+from maskless.shards import picture_file, write_pictures
 from maskless.terminal import say
+from maskless.train.processes import processes
 
 
 def prepare(
@@ -82,6 +83,7 @@ def draw(
     gif: Path | None = None,
     heat: Path | None = None,
     sheet: bool = False,
+    resume: bool = False,
     **how: Any,
 ) -> None:
     """Draw n pictures, of labels in turn, into a PNG or one by one into a folder, and how they came.
@@ -91,18 +93,26 @@ def draw(
     each = out is not None and (out.is_dir() or not (out.suffix or out.exists()))
     if each and sheet:
         raise ValueError(f"--sheet goes into a file: expected --out FILE.png, {out} is a folder")
+    shared = each and gif is None and heat is None
+    if (resume or launched_together()) and not shared:
+        raise ValueError("--resume, and several processes, go with a folder as --out, without --gif and --heat")
     to = check_files(out, folder=each, heat=heat, gif=gif)
     _check_noise(**how)
     names = _in_turn([_class(model, name) for name in label], n) if label else None
     count = len(names) if names else n
     if heat is not None and (count or 0) > pictures.MOST:
         raise ValueError(f"--heat of {count} pictures: expected {pictures.MOST} or fewer")
+    if shared:
+        _draw_each(model, to, names, count, resume, **how)
+        return
     with show.watching("drawing") as on_step:
         drawn = generate_images(model, names, count, on_step=on_step, **how)
     pixels = torch.stack([torch.from_numpy(np.atleast_3d(np.array(one.image))) for one in drawn])
     titles = [one.label or "" for one in drawn] if model.classes else None
     if each:
-        write_each(drawn, to)
+        to.mkdir(exist_ok=True)
+        for number, one in enumerate(drawn):
+            write_aside(picture_file(to, number, one.label), partial(one.image.save, format="png"), durable=False)
     elif len(drawn) == 1 and not sheet:
         write_aside(to, partial(drawn[0].image.save, format="png"))
     else:
@@ -115,6 +125,16 @@ def draw(
         with show.waiting(f"writing {heat}"):
             pictures.order_heatmap(steps, heat, shape=grid_of(model), images=pixels, labels=titles)
     say(f"{to}: {len(drawn)} picture{'s' * (len(drawn) > 1)}")
+
+
+def _draw_each(
+    model: Model, to: Path, names: list[str | int] | None, count: int | None, resume: bool, **how: Any
+) -> None:
+    main = processes().is_main_process
+    with show.watching("drawing", shown=main) as on_step:
+        drawn = write_pictures(model, to, names, count, resume=resume, on_step=on_step, **how)
+    if main:
+        say(f"{to}: {drawn} pictures")
 
 
 def _film(model: Model, drawn: list[Picture], to: Path, titles: list[str] | None) -> None:
@@ -169,14 +189,6 @@ def side_of(model: Model) -> int:
     if h != w:
         raise ValueError(f"this model draws {w} x {h} cells: expected one of squares")
     return h * codec_of(model).factor
-
-
-def write_each(drawn: list[Picture], folder: Path) -> None:
-    """Pictures as they are, without a margin: 00000-cat.png, 00001-dog.png, ..."""
-    folder.mkdir(exist_ok=True)
-    for number, one in enumerate(drawn):
-        name = re.sub(r"[^\w.-]+", "_", f"{number:05}-{one.label}" if one.label else f"{number:05}")
-        write_aside(folder / f"{name}.png", partial(one.image.save, format="png"), durable=False)
 
 
 def check_files(to: Path | None, *, folder: bool = False, **others: Path | None) -> Path:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from maskless.cli import show
-from maskless.cli.checks import flag
+from maskless.cli.checks import flag, launched_together
 from maskless.cli.options import DEVICE, TOKENIZER, Given, Option, Options, with_tables
 from maskless.terminal import say
 
@@ -54,6 +54,8 @@ def prepare(
     from maskless.codec.text import codec
     from maskless.data.unpack import InputLimits, in_bytes
 
+    if launched_together():
+        raise ValueError("prepare is the work of one process: start it without a launcher")
     sizes = {"unpacked": max_unpacked, "line": text.get("max_line")}
     limits = InputLimits(**{name: in_bytes(size) for name, size in sizes.items() if size is not None})
     how: Given = {"valid": valid, "overwrite": overwrite, "limits": limits}

@@ -152,9 +152,9 @@ def sweeping(sweep: Callable[..., Iterable[P]], points: int, samples: int, named
 
 
 @contextmanager
-def watching(what: str, marks: frozenset[int] = frozenset()) -> Iterator[Callable[[Step], None]]:
+def watching(what: str, marks: frozenset[int] = frozenset(), *, shown: bool = True) -> Iterator[Callable[[Step], None]]:
     """A bar that counts tokens as steps decide them, but for those that are no text."""
-    with progress() as bar:
+    with progress(shown) as bar:
         task = bar.add_task(what, total=None)
         count = 0
 

@@ -28,7 +28,7 @@ INITIALS = ("open", "released")
 TRACKERS = ("none", *sorted(LOGGER_TYPE_TO_CLASS))
 RAGGED = ("mdlm", "maskgit")  # tasks whose targets vary in number
 # What may change when a run resumes; everything else is as it began.
-CHANGEABLE = ("steps", "minutes", "evaluate_every", "sample_every", "save_every", "log_every", "keep")
+CHANGEABLE = ("steps", "minutes", "evaluate_every", "sample_every", "save_every", "log_every", "keep", "skip_spikes")
 
 RANGES: dict[str, Callable[[float], bool]] = {
     "more than 0": lambda value: value > 0,
@@ -90,6 +90,7 @@ class TrainConfig(Settings):
     warmup: int | None = 2_500
     decay: str = "constant"
     ema: float = 0.9999
+    skip_spikes: float = 0.0  # leave out steps whose gradient norm is more than so many times its median; 0: none
     label_dropout: float = 0.1  # of pictures: the share of labels that are hidden, for guidance
     compile: bool | None = None  # by default on CUDA
     fsdp: bool = False  # shard the weights over processes
@@ -111,7 +112,9 @@ class TrainConfig(Settings):
             )
         super().__post_init__()
         check_ranges(self, "more than 0", "accumulate")
-        check_ranges(self, "0 or more", "sample_every")
+        check_ranges(self, "0 or more", "sample_every", "skip_spikes")
+        if 0 < self.skip_spikes <= 1:
+            raise ValueError(f"skip_spikes {self.skip_spikes} is out of range: expected more than 1, or 0 for none")
         check_ranges(self, "at least 0 and less than 1", "label_dropout")
 
     @property

@@ -11,6 +11,7 @@ import json
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from functools import cached_property
 from itertools import zip_longest
 from pathlib import Path
 from typing import Any
@@ -122,7 +123,12 @@ class Round(Run):
         distill, at = self.config.distill, self.accelerator
         rows, common = self.rows(), (self.settings, self.stride, distill.groups)
         work = teaching(self.teacher, LOSSES[distill.loss], rows, *common, pad=self.data.pad, **own_share(at))
-        return take_steps(self.network, self.optimizer, work, self.settings, at, start=self.start, clock=self.clock)
+        return take_steps(self.network, self.optimizer, work, self.settings, at, **self.at)
+
+    @cached_property
+    def operations(self) -> None:
+        """Not counted: the teacher's differ from step to step."""
+        return None
 
     def end(self) -> None:
         """Close the trackers; the processes stay together for the rounds that follow."""

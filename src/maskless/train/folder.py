@@ -62,6 +62,7 @@ class RunFolder(ABC, Generic[T]):
         self.took: dict[str, float] = {}  # seconds of what is done between steps, the last time
         self.main = accelerator is None or accelerator.is_main_process
         self.waiting: list[Progress] = []
+        self.speed: Throughput | None = None  # once it runs
 
     @abstractmethod
     def __iter__(self) -> Iterator[Progress]:
@@ -234,6 +235,7 @@ def complete(run: RunFolder[T], console: Console, opening: str, *, name: str, ea
         whole, left = 60 * settings.minutes, room(settings.minutes, run.clock)
         say(f"  the set-up took {run.clock.setup:,.0f} of {whole:,.0f} seconds, which leaves {left:,.0f} for training")
     speed, share = Throughput(each, done, run.clock.seconds), share_done(settings, done, run.clock, run.accelerator)
+    run.speed = speed
     with progress_bar(console, enabled=run.main) as bar:
         task = bar.add_task(name, total=1.0, text="starting")
         with Interruption() as interruption:

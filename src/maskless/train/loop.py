@@ -28,6 +28,7 @@ from maskless.objective import Task, mixed_seed
 from maskless.train.captured import Captured, Piece
 from maskless.train.config import RAGGED, Settings, TrainConfig
 from maskless.train.prefetch import prefetch
+from maskless.train.spikes import Spikes
 from maskless.train.state import whole
 from maskless.train.tasks import objective_of, tasks_of
 
@@ -43,7 +44,7 @@ class Progress:
     gradient: Tensor  # norm before clipping
     rate: float
     share: float  # of the whole run that is done, 0 to 1
-    parts: dict[str, Tensor] = field(default_factory=dict)  # of the loss, by name
+    parts: dict[str, Tensor] = field(default_factory=dict)  # of the loss, by name; and how many steps were skipped
 
 
 def is_due(every: int | None, step: Progress, before: float) -> bool:
@@ -109,6 +110,7 @@ def train(
     *,
     start: int = 0,
     clock: Clock | None = None,
+    spikes: Spikes | None = None,
     pad: int | None = None,
     lead: int = 0,
     grid: tuple[int, int] | None = None,
@@ -116,13 +118,13 @@ def train(
     """Take optimiser steps from `start` on, until the last step or until the minutes are spent.
 
     network, optimizer: as prepared by the accelerator. clock: continues from earlier parts of the run. lead: so many
-    tokens begin every row (a BOS), and come first in every order. grid: of images.
+    tokens begin every row (a BOS), and come first in every order. grid: of images. spikes: finds the steps to skip.
     """
     build, share = objective_of(config, lead, grid), own_share(accelerator)
     work = Workload(
         lambda step: tasks_of(rows, config, build, step, pad=pad, **share), _cost, config.task not in RAGGED
     )
-    return take_steps(network, optimizer, work, config, accelerator, start=start, clock=clock)
+    return take_steps(network, optimizer, work, config, accelerator, start=start, clock=clock, spikes=spikes)
 
 
 def take_steps(
@@ -134,6 +136,7 @@ def take_steps(
     *,
     start: int = 0,
     clock: Clock | None = None,
+    spikes: Spikes | None = None,
 ) -> Iterator[Progress]:
     """As `train`, on any work."""
     clock, device = clock or Clock(0.0), accelerator.device
@@ -158,11 +161,14 @@ def take_steps(
         with _compiling_noticed() if settled else nullcontext():
             loss = _backward(network, once, work.ready, pieces, world / count, accelerator)
         norm = whole(accelerator.clip_grad_norm_(network.parameters(), config.clip))
+        if spikes is not None:  # the fused Adam leaves out a step that is marked so, as mixed precision marks overflows
+            own: Any = getattr(optimizer, "optimizer", optimizer)  # not Accelerate's around it
+            own.found_inf = spikes.found(norm)
         optimizer.step()
         optimizer.zero_grad(set_to_none=True)
         done = step + 1
         share = share_done(config, done, clock, accelerator)
-        yield Progress(done, loss, norm, rate, share)
+        yield Progress(done, loss, norm, rate, share, {} if spikes is None else {"skipped": spikes.total})
         if share >= 1:
             return
 

@@ -7,6 +7,7 @@ import math
 import shlex
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -16,13 +17,14 @@ from rich.console import Console
 from torch import nn
 from torch.distributed.checkpoint.state_dict import StateDictOptions, get_state_dict, set_state_dict
 
-from maskless import pictures
+from maskless import flops, pictures
 from maskless.api import Text, generate
 from maskless.checkpoint import NETWORKS, Model
 from maskless.data.image_tokens import ImageTokens, PreparedImages
 from maskless.data.tokens import Prepared, TokenRows
 from maskless.ema import EMA
 from maskless.evaluate.likelihood import Likelihood, likelihood
+from maskless.gpus import recognised
 from maskless.images import generate_images, pixels_of
 from maskless.mixture import Mixture
 from maskless.nn.blocks import open_gates
@@ -34,10 +36,13 @@ from maskless.train.folder import TAIL, Milestone, RunFolder
 from maskless.train.loop import Progress, compile_layers, train
 from maskless.train.processes import accelerator_of, check_processes, processes
 from maskless.train.report import or_unknown, plot_losses
+from maskless.train.spikes import IN_A_ROW, Spikes
+from maskless.train.tasks import objective_of, tasks_of
 
 WHOLE = StateDictOptions(full_state_dict=True, cpu_offload=True)
 LOOK = 256  # sequences that are measured between steps
 PIECE = 8  # sequences that are measured to see how long one takes
+COUNTED = 32  # sequences in which operations are counted
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -104,6 +109,7 @@ class Run(RunFolder[tuple[Likelihood, list[Text]]]):
         adam = torch.optim.AdamW(network.parameters(), lr=settings.learning_rate, weight_decay=0.0, fused=True)
         self.network, self.optimizer = self.accelerator.prepare(network, adam)
         self.ema = EMA(self.network.parameters(), settings.ema)
+        self.spikes = Spikes(settings.skip_spikes, self.accelerator.device) if settings.skip_spikes else None
         self.model = _model(self.accelerator.unwrap_model(self.network), self.data, settings.orders)
         self.accelerator.wait_for_everyone()  # all see the same states: the first may still be writing the last one
         self.open(self.config.fields(folder))
@@ -122,7 +128,12 @@ class Run(RunFolder[tuple[Likelihood, list[Text]]]):
     def steps(self) -> Iterator[Progress]:
         given = self.network, self.optimizer, self.rows(), self.settings, self.accelerator
         grid = self.data.grid if isinstance(self.data, PreparedImages) else None
-        return train(*given, start=self.start, clock=self.clock, pad=self.data.pad, lead=self.lead, grid=grid)
+        return train(*given, **self.at, pad=self.data.pad, lead=self.lead, grid=grid)
+
+    @property
+    def at(self) -> dict[str, Any]:
+        """Where the steps begin, as `take_steps` takes it."""
+        return {"start": self.start, "clock": self.clock, "spikes": self.spikes}
 
     @property
     def lead(self) -> int:
@@ -146,13 +157,24 @@ class Run(RunFolder[tuple[Likelihood, list[Text]]]):
     def state(self) -> dict[str, Any]:
         weights, moments = get_state_dict(self.network, self.optimizer, options=WHOLE)
         averages = [state.whole(average).cpu() for average in self.ema.averages]
-        return {"weights": weights, "optimizer": moments, "averages": averages, "updates": self.ema.updates}
+        held = {"weights": weights, "optimizer": moments, "averages": averages, "updates": self.ema.updates}
+        return held if self.spikes is None else held | {"spikes": self.spikes.state()}
 
     def restore(self, found: dict[str, Any]) -> None:
         weights, moments = found["weights"], found["optimizer"]
         state.check_numbers([*weights.values(), *found["averages"]])
         set_state_dict(self.network, self.optimizer, model_state_dict=weights, optim_state_dict=moments, options=WHOLE)
         self.ema.restore(found["averages"], found["updates"])
+        if self.spikes is not None and "spikes" in found:
+            self.spikes.restore(found["spikes"])
+
+    def write_losses(self) -> float | None:
+        """As of every run; this one ends where many steps in a row were skipped."""
+        last, loss = self.waiting[-1:], super().write_losses()
+        if last and self.spikes is not None and self.spikes.row >= IN_A_ROW:
+            said = f"the last {int(self.spikes.row)} steps were skipped as spikes"
+            raise state.diverged(said, last[0].step, self.folder / "states")
+        return loss
 
     def save_model(self) -> None:
         with self.averaged():
@@ -207,6 +229,28 @@ class Run(RunFolder[tuple[Likelihood, list[Text]]]):
         full = math.inf if self.seconds_each is None else self.seconds_each * self.most_measured
         evaluation = min(0.05, full / (60 * self.settings.minutes))  # of as many sequences as there is time for
         return {"save": 0.02, "samples": 0.03, "final evaluation": evaluation}
+
+    def facts(self) -> dict[str, float]:
+        """How fast this process is: tokens, counted operations, and the share of its GPU's peak where we know that."""
+        if self.speed is None:
+            return {}
+        pace = self.speed.look(self.waiting[-1].step, self.clock.seconds) / self.accelerator.num_processes
+        found = {"tokens_per_second_per_device": pace}
+        if self.operations is not None:
+            found["tflops_per_device"] = pace * self.operations / 1e12
+            if self.accelerator.device.type == "cuda":
+                gpu = recognised(torch.cuda.get_device_name(self.accelerator.device))
+                found |= {} if gpu is None else {"mfu": pace * self.operations / gpu.peak}
+        return found
+
+    @cached_property
+    def operations(self) -> float | None:
+        """Of a token, forward and backward, counted in a few sequences of the first batch, as `maskless plan` does."""
+        n, grid = min(COUNTED, self.settings.batch), self.data.grid if isinstance(self.data, PreparedImages) else None
+        few = dataclasses.replace(self.settings, batch=n, accumulate=1)
+        (task,), _ = tasks_of(self.rows(), few, objective_of(few, self.lead, grid), 0, pad=self.data.pad)
+        forward = flops.training(self.model.config, task.problems)
+        return (1 + flops.BACKWARD) * forward / (n * self.data.length)
 
     def milestones(self) -> list[Milestone]:
         def look(step: int) -> str:

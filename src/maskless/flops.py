@@ -14,7 +14,6 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from maskless.bench.case import Config
 from maskless.nn.causal import CausalConfig
 from maskless.nn.masked import MaskedConfig
 from maskless.nn.maskgit import MaskGITConfig
@@ -22,6 +21,7 @@ from maskless.nn.partition import PartitionConfig
 from maskless.plans import Plan
 from maskless.problems import Problems
 
+Config = PartitionConfig | MaskedConfig | CausalConfig | MaskGITConfig
 BACKWARD = 2  # times the forward pass: the gradient of the inputs and that of the weights
 
 
@@ -110,12 +110,32 @@ def training(config: Config, problems: Problems) -> int:
     return causal(config, len(problems)) if isinstance(config, CausalConfig) else masked(config, targets)
 
 
+def training_attention(config: Config, problems: Problems) -> int:
+    """The share of attention in `training`."""
+    if isinstance(config, PartitionConfig):
+        return partition_attention(config, batch(problems, ordered=config.context == "ordered"))
+    if isinstance(config, CausalConfig):
+        return causal_attention(config, len(problems))
+    return masked_attention(config, problems.target_offsets.lengths)
+
+
+def training_vectors(config: Config, problems: Problems) -> int:
+    """How many vectors the layers read in a forward pass of training, all layers together."""
+    targets = problems.target_offsets.lengths
+    if isinstance(config, PartitionConfig):
+        return config.encoder * problems.offsets.total + (1 + config.decoder) * int(targets.sum())
+    return config.layers * config.length * int((targets > 0).sum())
+
+
 def partition(config: PartitionConfig, work: Load) -> int:
     """Of a Partition Transformer without GroupSwap's queries."""
-    D, (encode, decide) = config.width, partition_weights(config)
+    encode, decide = partition_weights(config)
+    return linear(work.fresh, encode) + partition_attention(config, work) + linear(work.targets, decide)
+
+
+def partition_attention(config: PartitionConfig, work: Load) -> int:
     seen = work.known * work.targets if work.seen is None else work.seen.long()
-    attention = config.encoder * attend(work.pairs, D) + (1 + config.decoder) * attend(seen, D)
-    return linear(work.fresh, encode) + attention + linear(work.targets, decide)
+    return config.encoder * attend(work.pairs, config.width) + (1 + config.decoder) * attend(seen, config.width)
 
 
 def partition_weights(config: PartitionConfig) -> tuple[int, int]:
@@ -129,8 +149,12 @@ def partition_weights(config: PartitionConfig) -> tuple[int, int]:
 def masked(config: MaskedConfig | MaskGITConfig, targets: Tensor) -> int:
     """Of MDLM's network or MaskGIT's: every position of every problem that has a target, the head at the targets."""
     full = (targets > 0) * config.length
-    layers = config.layers * (linear(full, layer_weights(config)) + attend(full * config.length, config.width))
+    layers = config.layers * linear(full, layer_weights(config)) + masked_attention(config, targets)
     return layers + linear(targets, config.width * config.vocab)
+
+
+def masked_attention(config: MaskedConfig | MaskGITConfig, targets: Tensor) -> int:
+    return config.layers * attend((targets > 0) * config.length**2, config.width)
 
 
 def layer_weights(config: MaskedConfig | MaskGITConfig | CausalConfig) -> int:
@@ -142,8 +166,12 @@ def layer_weights(config: MaskedConfig | MaskGITConfig | CausalConfig) -> int:
 def causal(config: CausalConfig, rows: int) -> int:
     """Of a causal network over full rows: with its cache, sampling and training compute each position once."""
     D, L = config.width, torch.full((rows,), config.length)
-    layers = config.layers * (linear(L, layer_weights(config)) + attend(causal_pairs(L), D))
+    layers = config.layers * linear(L, layer_weights(config)) + causal_attention(config, rows)
     return layers + linear(L, D * config.vocab)
+
+
+def causal_attention(config: CausalConfig, rows: int) -> int:
+    return config.layers * attend(causal_pairs(torch.full((rows,), config.length)), config.width)
 
 
 def linear(vectors: Tensor, weights: int) -> int:

@@ -11,8 +11,8 @@ from torch import nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.flop_counter import FlopCounterMode
 
-from maskless import order
-from maskless.bench import flops, traffic
+from maskless import flops, order
+from maskless.bench import traffic
 from maskless.bench.case import DrawCase, SampleCase
 from maskless.draw import Guidance, Truncation, constant
 from maskless.engine import Engine

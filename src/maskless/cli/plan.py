@@ -1,0 +1,99 @@
+"""The command `plan`: what a training run will need, before it starts."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from maskless.cli import show
+from maskless.cli.options import JSON, Given, Option, Options, with_tables
+from maskless.files import json_text
+
+if TYPE_CHECKING:
+    from maskless.budget import Budget
+
+SIZES: Options = {  # the fields of `TrainCase`, less the precision, and how long
+    "model": Option(str, "pgm (default), mdlm, mdlm-complementary, ar; pictures: maskgit."),
+    "objective": Option(str, "pgm of text: chain (default without a recipe) or partition."),
+    "context": Option(str, "pgm with two groups: full (default) or ordered."),
+    "layers": Option(int, "Layers in all. Default: 16."),
+    "encoder": Option(int, "pgm: encoder layers. Default: half."),
+    "width": Option(int, "Hidden size. Default: 768."),
+    "vocab": Option(int, "Vocabulary size. Default: 50257."),
+    "length": Option(int, "Tokens in a sequence. Default: 1024."),
+    "batch": Option(int, "Global batch size. Default: 32."),
+    "steps": Option(int, "Training steps."),
+    "tokens": Option(float, "Instead of --steps: tokens of the whole run, such as 20e9."),
+}
+DAY, HOUR, MINUTE = 86_400, 3_600, 60
+
+
+@with_tables
+def plan(
+    *,
+    recipe: Annotated[str | None, typer.Argument(help="A row of the paper's tables, by name; or give sizes.")] = None,
+    gpu: Annotated[str, typer.Option(help="h200, h100, a100, l40s or rtx4090.")] = "h200",
+    gpus: Annotated[int, typer.Option(help="How many.")] = 1,
+    sizes: Annotated[Given, SIZES],
+    as_json: JSON = False,
+) -> None:
+    """Estimate what training will need: memory, speed, time and disk. Nothing is trained, and no GPU is needed.
+
+    maskless plan owt-pgm-8-8 --gpus 8 --gpu h100
+
+    maskless plan --width 2048 --layers 16 --length 2048 --batch 512 --tokens 20e9 --gpus 8 --gpu h100
+    """
+    from maskless import budget as budgets
+    from maskless.gpus import gpu as find
+
+    kind, wanted = find(gpu), budgets.planned(recipe, **sizes)
+    found = budgets.budget(wanted, kind, gpus)
+    if as_json:
+        told = dataclasses.asdict(found) | {"memory": found.memory, "fits": found.fits, "seconds": found.seconds}
+        print(json_text(told, indent=1))
+        return
+    batch = f"{wanted.settings.batch} x {wanted.tokens} tokens"
+    lines = [
+        f"{wanted.case.name}, {_many(found.parameters)} parameters, on {gpus} x {kind.name}",
+        f"  {found.steps:,} steps of {batch}, {_many(found.tokens)} in all",
+        *(f"  {name:<10} {said}" for name, said in _told(found, gpus).items()),
+    ]
+    for line in lines:
+        show.out.print(line, highlight=False, markup=False, soft_wrap=True)
+
+
+def _told(found: Budget, gpus: int) -> dict[str, str]:
+    flags = " ".join([f"--accumulate {found.accumulate}"] * (found.accumulate > 1) + ["--fsdp"] * found.fsdp)
+    held = f"{_gib(found.memory)} of {_gib(found.usable)} a GPU: state {_gib(found.state)}"
+    held += f", activations {_gib(found.activations)}" + (f"; with {flags}" if flags else "")
+    if not found.fits:
+        held += "; DOES NOT FIT: take more GPUs, or shorter sequences"
+    speed = f"{found.tokens_per_second:,.0f} tokens/s, {found.tokens_per_second / gpus:,.0f} a GPU"
+    apart = found.communication > found.step / 2
+    return {
+        "memory": held,
+        "speed": f"{speed}, {found.mfu:.0%} of the peak" + "; bound by communication" * apart,
+        "time": f"{_long(found.seconds)}, without evaluating and saving",
+        "disk": f"{_gib(found.checkpoint)} a training state (two are kept), {_gib(found.model)} the model",
+    }
+
+
+def _many(count: float) -> str:
+    """1.2 B"""
+    for unit, size in (("T", 1e12), ("B", 1e9), ("M", 1e6)):
+        if count >= size:
+            return f"{count / size:.1f} {unit}"
+    return f"{count:,.0f}"
+
+
+def _gib(size: float) -> str:
+    return f"{size / 2**30:,.1f} GiB"
+
+
+def _long(seconds: float) -> str:
+    for unit, size in (("days", DAY), ("hours", HOUR), ("minutes", MINUTE)):
+        if seconds >= 2 * size:
+            return f"{seconds / size:,.1f} {unit}"
+    return f"{seconds:,.0f} seconds"
