@@ -104,7 +104,7 @@ def test_how_a_picture_is_filled_can_be_chosen(command, model, saved, tmp_path):
         (["--label", 2], "unknown label 2: expected dark, light, or 0 to 1"),
         (["--label", "dark", "--n", 0], "n 0 is out of range: expected 1 or more"),
         (["--noise", 1], "--noise is for --order confidence: the order is halton"),
-        (["--schedule", "up"], "unknown schedule 'up': expected one of constant, ramp"),
+        (["--schedule", "up"], "unknown schedule 'up': expected one of constant, ramp, cosine, interval"),
         (["--warmup", -1], "warmup -1 is out of range: expected 0 (none) or more steps"),
         (["--heat", "heat.png", "--n", 17], "--heat of 17 pictures: expected 16 or fewer"),
         (["--gif", "new2.png"], "--gif new2.png: expected a name that ends in .gif"),

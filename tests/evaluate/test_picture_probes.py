@@ -105,8 +105,8 @@ def test_the_command_finds_a_leak_out(probed, monkeypatch):
         ("--what leak --reference x", "--reference does not go with --what leak"),
         ("--what leak --steps 4", "--steps does not go with --what leak"),
         ("--what leak --sequences 0", "sequences 0 is out of range: expected 1 or more"),
-        ("--what variance", "--what variance: expected leak or nothing, since this is an image model"),
-        ("--what bound,leak", "--what bound,leak: expected leak or nothing"),
+        ("--what variance", "--what variance: expected bound, leak or nothing, since this is an image model"),
+        ("--what bound,leak", "--what bound,leak: expected bound, leak or nothing"),
     ],
 )
 def test_what_pictures_do_not_have_is_one_line(words, says, probed):
