@@ -14,7 +14,7 @@ from maskless.gpus import GPUS, gpu, recognised
 from maskless.recipes import RECIPES
 
 DOCS = Path(__file__).parents[1] / "docs"
-RESULTS = (DOCS / "results.md").read_text()
+RESULTS = (DOCS / "results.md").read_text() + (DOCS / "history.md").read_text()
 H100, H200 = GPUS["h100"], GPUS["h200"]
 GIB = 2**30
 

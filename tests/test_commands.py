@@ -60,7 +60,6 @@ TOY = {
     "generate samples": "--n 3 --steps 4",
     "generate --strands": "",
     "generate --exact": "",
-    "generate --revise": "--steps 4 --revise 2",
     "generate": "--steps 4",
     "fill --box": "--steps 1",
     "fill": "",
@@ -98,6 +97,7 @@ NOT_RUN = {
 # What a page has at hand, and no command in the pages makes.
 MADE_BY = {
     "runs/my-mdlm": "maskless train --text my.txt --out runs/my-mdlm --model mdlm",
+    "runs/my-ar": "maskless train --text my.txt --out runs/my-ar --model ar",
     "runs/digits": "maskless train --data data/photos --out runs/digits",
 }
 

@@ -70,7 +70,7 @@ def client(number: int, url: str, text: str, steps: int, until: float, seen: See
     while time.monotonic() < until:
         begin = time.monotonic()
         status, answer = ask(url, {"text": text, "steps": steps, "seed": seed, "top_p": 0.9}, timeout=120)
-        decided = sum(step >= 0 for text in answer.get("texts", ()) for step in text["came"])
+        decided = sum(step >= 0 for text in answer.get("texts", ()) for step in text["steps"])
         seen.add(status, begin, decided)
         seed += 1
         if status != "200":

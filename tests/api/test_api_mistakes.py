@@ -37,7 +37,7 @@ ROW, HALF = torch.zeros(1, 4, dtype=torch.long), torch.tensor([[True, True, Fals
         (lambda m: generate(m, length=L + 1), f"length {L + 1} is out of range: expected 1 to {L}"),
         (lambda m: generate(m, prompt="abc", length=3), "length 3 is out of range: expected 4 to"),
         (lambda m: generate(m, order="spiral"), "unknown order 'spiral': expected one of random, left, strands"),
-        (lambda m: generate(m, counts="cosine"), "unknown counts 'cosine': expected one of uniform, mdlm"),
+        (lambda m: generate(m, counts="sine"), "unknown counts 'sine': expected one of uniform, mdlm"),
         (lambda m: generate(m, temperature=-1.0), "temperature -1.0 is out of range"),
         (lambda m: fill(m, "a[2]b", top_p=0.0), "top_p 0.0 is out of range"),
         (lambda m: fill(m, f"a[{L}]"), f"{L + 1} tokens long: expected at most the model's context of {L}"),

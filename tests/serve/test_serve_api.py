@@ -303,7 +303,7 @@ def test_a_stream_of_exact_rounds_has_what_was_refused(chained):
     assert len(steps) < 20 < sum(drafted)  # several tokens in a round, and some that did not stand
     for _, step in steps:
         for one in step["refused"]:
-            came = text["came"][one["position"]]
+            came = text["steps"][one["position"]]
             assert came > step["step"] or text["tokens"][one["position"]] != one["token"]
     assert all(
         "refused" not in step for _, step in chained.post("/v1/fill", body | {"exact": False, "draft": None}).events

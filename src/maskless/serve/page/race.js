@@ -49,7 +49,7 @@ class Lane {
         this.seconds = data.seconds;
         this.show(this.exact ? this.landed.size / this.total : (data.step + 1) / this.steps, "");
       },
-      done: (data) => { this.view.release(); this.seconds = data.seconds; this.show(1, `, ${this.exact ? many(1 + Math.max(...data.texts[0].came), "round") : stepsText(data)}`); },
+      done: (data) => { this.view.release(); this.seconds = data.seconds; this.show(1, `, ${this.exact ? many(1 + Math.max(...data.texts[0].steps), "round") : stepsText(data)}`); },
     }, signal);
   }
   show(part, how) {

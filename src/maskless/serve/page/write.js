@@ -73,7 +73,7 @@ async function run(path, body, kept) {
         });
       },
       done: (data) => {
-        const rounds = 1 + Math.max(...data.texts[0].came);
+        const rounds = 1 + Math.max(...data.texts[0].steps);
         facts(landed.size, data.seconds, body.exact ? roundsText(landed.size, rounds) : ` in ${stepsText(data)}`);
         pacer.push(() => {
           if (body.exact) { view.settle(rounds); replay.ready(rounds, { word: "round" }); }
