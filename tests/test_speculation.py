@@ -34,6 +34,14 @@ def network(tiny):
     return tiny("ordered", scale=0.2, vocab=V, never=None, length=6)
 
 
+@pytest.fixture
+def rounds(monkeypatch) -> list[int]:
+    """How many rows each round had."""
+    seen, one = [], Rounds.round
+    monkeypatch.setattr(Rounds, "round", lambda self: (seen.append(self.kind.rows), one(self)))
+    return seen
+
+
 @torch.no_grad()
 def law(network, order: list[int], filter: Truncation, known: dict[int, int] | None = None) -> dict[tuple, float]:
     """The probability of every sequence, by a token a step along the order, the known ones first."""
@@ -114,9 +122,8 @@ def in_rounds(network, device: str, order: list[int], rows: int, **how) -> tuple
     ("device", "family"), [("cpu", "left"), *(pytest.param("cuda", each, marks=pytest.mark.gpu) for each in FAMILIES)]
 )
 @pytest.mark.parametrize("name", ["plain", "cool nucleus"])
-def test_in_rounds_every_sequence_is_as_likely_too(network, p_value, monkeypatch, device, family, name):
-    rows, rounds, one = 50_000 if device == "cuda" else 10_000, [], Rounds.round
-    monkeypatch.setattr(Rounds, "round", lambda self: (rounds.append(self.kind.rows), one(self)))
+def test_in_rounds_every_sequence_is_as_likely_too(network, p_value, rounds, device, family, name):
+    rows = 50_000 if device == "cuda" else 10_000
     order, filter = FAMILIES[family], FILTERS[name]
     tokens, drafts = in_rounds(network, device, order, rows, filter=filter, draft=4)
     assert goodness(tokens, law(network, order, filter, {L: 1}), p_value) > 1e-4
@@ -293,11 +300,11 @@ def landed(step) -> tuple:
 @pytest.mark.parametrize("register", [False, True])
 @pytest.mark.parametrize("name", ["plain", "cool nucleus"])
 @pytest.mark.parametrize(("watched", "unused"), [(False, 0), (True, 0), (False, 3)])
-def test_what_was_kept_gives_the_answers_of_the_network(tiny, monkeypatch, guided, register, name, watched, unused):
+def test_what_was_kept_gives_the_answers_of_the_network(
+    tiny, monkeypatch, rounds, guided, register, name, watched, unused
+):
     """Drafts and checks that encode new tokens only, in slots or in rounds, are those of the plain network."""
-    rounds, one = [], Rounds.round
     monkeypatch.setattr(backends, "RoundKind", lambda rows, **kind: RoundKind(rows=rows + unused, **kind))
-    monkeypatch.setattr(Rounds, "round", lambda self: (rounds.append(self.kind.rows), one(self)))
     classes = {"classes": 2, "grid": (1, 8), "registers": register} if guided or register else {}
     network = tiny("ordered", scale=0.4, vocab=7, never=None, length=9, width=32, **classes)
     generator = torch.Generator().manual_seed(0)
@@ -331,10 +338,8 @@ def test_what_was_kept_gives_the_answers_of_the_network(tiny, monkeypatch, guide
     torch.testing.assert_close(mine.chance, plain.chance, rtol=1e-4, atol=1e-5, equal_nan=True)
 
 
-def test_texts_that_wait_take_the_places_of_those_that_are_done(tiny, monkeypatch):
+def test_texts_that_wait_take_the_places_of_those_that_are_done(tiny, rounds):
     """No text depends on it, and there are fewer rounds than batch by batch."""
-    rounds, one = [], Rounds.round
-    monkeypatch.setattr(Rounds, "round", lambda self: (rounds.append(self.kind.rows), one(self)))
     network = tiny("ordered", scale=0.3, vocab=258, never=None, length=24, width=32)
     model = Model(network, byte_codec(), mixture=Mixture.parse("left=50,random=50"))
 

@@ -61,7 +61,7 @@ def show(
             raced = _race({model: writer, rival: twin}, seed)
         console.print(raced)
     if writer is not None:
-        line = f"\nnext: maskless fill {model} 'One day, Max saw a [4] and [10].' --top-p 0.9 --revise 4"
+        line = f"\nnext: maskless fill {model} 'One day, Max saw a [4] and [10].'"
         console.print(line, highlight=False, markup=False, soft_wrap=True)
 
 
@@ -167,18 +167,18 @@ def _race(models: dict[str, Model], seed: int) -> Table:
     """How fast each model writes the same number of texts in the same number of steps, one after the other."""
     table = Table("model", "kind", "steps", title=f"\n{RACE_TEXTS} texts at once", title_justify="left")
     table.add_column("tokens/s", justify="right")
-    times = []
+    speeds = []
     for name, model in models.items():
         steps = None if model.kind == "causal" else min(RACE_STEPS, model.config.length - 1)
         first = steps if model.device.type == "cuda" or steps is None else 1
         api.generate(model, RACE_TEXTS, steps=first, seed=seed)  # folds the weights; on CUDA captures every step
         begin = time.monotonic()
         texts = api.generate(model, RACE_TEXTS, steps=steps, seed=seed)
-        times.append(time.monotonic() - begin)
+        seconds = time.monotonic() - begin
         kind = {"partition": "PGM", "masked": "MDLM"}.get(model.kind, model.kind)
-        speed = sum(text.written for text in texts) / times[-1]
-        table.add_row(name, kind, str(1 + max(texts[0].steps)), f"{speed:,.0f}")
-    table.caption, table.caption_justify = f"{times[1] / times[0]:.1f} times the speed", "left"
+        speeds.append(sum(text.written for text in texts) / seconds)
+        table.add_row(name, kind, str(1 + max(texts[0].steps)), f"{speeds[-1]:,.0f}")
+    table.caption, table.caption_justify = f"{speeds[0] / speeds[1]:.1f} times the speed", "left"
     return table
 
 

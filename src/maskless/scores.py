@@ -65,15 +65,7 @@ def log_likelihood(
     named = _labels(model, labels, len(tokens))
     if order is not None and not isinstance(order, str):
         order = whole("order", order).cpu()
-    if strands is not None and order != "strands":
-        raise ValueError(f"strands {strands} goes with the order 'strands', not with {order!r}")
-    if order is not None and orders is not None:
-        raise ValueError(f"orders {orders} are random ones: expected no order beside them")
-    if regions is not None and order != "regions":
-        raise ValueError(f"regions {regions} goes with the order 'regions', not with {order!r}")
-    for name, value in (("samples", samples), ("strands", strands), ("regions", regions), ("orders", orders)):
-        if value is not None and value < 1:
-            raise ValueError(f"{name} {value} is out of range: expected 1 or more")
+    _check_order(order, samples=samples, strands=strands, regions=regions, orders=orders)
     with evaluating(model.network):
         if isinstance(model.network, CausalTransformer):
             if order is not None and order != "left":
@@ -88,6 +80,18 @@ def log_likelihood(
         else:
             score = -bound(model.network, tokens, known, labels=named, samples=samples, seed=seed)
     return score[0] if single else score
+
+
+def _check_order(order: str | Tensor | None, **counts: int | None) -> None:
+    """Raise a ValueError about what does not go with an order, or is less than 1."""
+    for name in ("strands", "regions"):
+        if counts[name] is not None and not (isinstance(order, str) and order == name):
+            raise ValueError(f"{name} {counts[name]} goes with the order {name!r}, not with {order!r}")
+    if order is not None and counts["orders"] is not None:
+        raise ValueError(f"orders {counts['orders']} are random ones: expected no order beside them")
+    for name, value in counts.items():
+        if value is not None and value < 1:
+            raise ValueError(f"{name} {value} is out of range: expected 1 or more")
 
 
 def _rows(model: Model, tokens: Tensor, known: Numbers | None) -> tuple[Tensor, Tensor]:

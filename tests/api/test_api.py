@@ -107,8 +107,7 @@ def test_fill_keeps_the_given_text_and_fills_every_gap(model, how):
     assert bytes(text.tokens[i] for i in range(12) if i not in [*GAPS, 11]) == b"abcd"
     consistent(text, GAPS, 5)
     assert text.tokens[11] == ord("e")
-    assert text.startswith("ab")
-    assert text.endswith("e")
+    assert (text[:2], text[-1]) == ("ab", "e")
 
 
 def test_a_gap_may_stand_anywhere(plain):

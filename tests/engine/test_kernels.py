@@ -39,12 +39,17 @@ def test_the_kernels_on_a_gpu():
 
 def compare(device: torch.device) -> None:
     """Every kernel against plain torch."""
-    from maskless.engine import cuda
-
     torch.manual_seed(0)
+    for each in (compare_norms, compare_rotation, compare_attention, compare_draw):
+        each(device)
 
-    def near(mine: torch.Tensor, plain: torch.Tensor) -> None:
-        torch.testing.assert_close(mine.cpu(), plain, atol=1e-4, rtol=0)
+
+def near(mine: torch.Tensor, plain: torch.Tensor) -> None:
+    torch.testing.assert_close(mine.cpu(), plain, atol=1e-4, rtol=0)
+
+
+def compare_norms(device: torch.device) -> None:
+    from maskless.engine import cuda
 
     x, offset = torch.randn(5, 48), torch.randn(48)
     near(cuda.normalise(x.to(device), offset.to(device)), kernels.normalise(x, offset))
@@ -71,6 +76,11 @@ def compare(device: torch.device) -> None:
     near(mine, plain)
     wide = torch.randn(7, 2 * 1100)
     near(cuda.swiglu(wide.to(device)), kernels.swiglu(wide))
+
+
+def compare_rotation(device: torch.device) -> None:
+    from maskless.engine import cuda
+
     rope, positions = rotary_table(40, WIDTH), torch.randint(40, (5,))
     there, at = rope.to(device), positions.to(device)
     qkv = torch.randn(5, 3, HEADS, WIDTH)
@@ -85,6 +95,12 @@ def compare(device: torch.device) -> None:
         cuda.store(kv.to(device), at, there, index.to(device), mine)
         kernels.store(kv, positions, rope, index, plain)
         near(mine, plain)
+
+
+def compare_attention(device: torch.device) -> None:
+    from maskless.engine import cuda
+
+    rope = rotary_table(40, WIDTH)
     for known, asked, causal in PASTS:
         lengths = torch.tensor(known, dtype=torch.int32)
         packed, offsets = Offsets.from_lengths(lengths), Offsets.from_lengths(torch.tensor(asked))
@@ -97,6 +113,11 @@ def compare(device: torch.device) -> None:
             past = Past(begins.to(device), lengths.to(device))
             mine = cuda.attend(*here, *there_kv, offsets.map(lambda y: y.to(device)), past, causal)
             near(mine, kernels.attend(q, place, rope, k, v, offsets, Past(begins, lengths), causal=causal))
+
+
+def compare_draw(device: torch.device) -> None:
+    from maskless.engine import cuda
+
     logits, bias = torch.randn(6, 5000) * 3, torch.randn(5000)
     bias[7] = bias[4990:] = -torch.inf
     logits[0], logits[1] = -torch.inf, 0

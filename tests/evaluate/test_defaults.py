@@ -73,6 +73,16 @@ def test_evaluate_measures_what_generate_gives(model, tmp_path, command, judge):
     assert (found["conditions"]["temperature"], found["conditions"]["top_p"]) == (0.7, 0.5)
 
 
+def test_figures_of_the_usual_order_are_not_taken_for_those_of_another(model, tmp_path, command, judge):
+    model.save_pretrained(tmp_path / "model")
+    words = ["evaluate", tmp_path / "model", "--what", "genppl", "--judge", judge, "--texts", 4, "--steps", 6]
+    assert command(*words, "--out", tmp_path / "out.json").code == 0
+    assert command(*words, "--out", tmp_path / "out.json", "--order", "strands").code == 0
+    refused = command(*words, "--out", tmp_path / "out.json", "--order", "random")
+    assert refused.code == 2
+    assert "order" in refused.err
+
+
 @pytest.mark.parametrize("wrong", [{"temprature": 1}, {"top_p": 3}, {"seed": 1}, [1], {"order": "left", "strands": 2}])
 def test_defaults_that_cannot_be_are_refused(model, tmp_path, wrong):
     with pytest.raises((ValueError, TypeError)):

@@ -55,7 +55,9 @@ RUN: Options = {
     "out": Option(Path, "A JSON file with everything."),
 }
 SAMPLING_RUN: Options = RUN | {
-    "exact": Option(Path, "A trained chain model: exact sampling beside one token a step; --against names models."),
+    "exact": Option(
+        Path, "A trained chain model: time exact sampling, one token per step, and the models in --against."
+    ),
 }
 TRAINING_RUN: Options = {name: option for name, option in RUN.items() if name != "quality"} | {
     "table": Option(str, "A named set of cases."),

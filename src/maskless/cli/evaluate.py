@@ -27,9 +27,9 @@ TEXT: Options = {
         "Text: bound (default), genppl, orders, parallel, leak, variance, or several with commas. "
         "Pictures: bound (by order, of --data) or leak.",
     ),
-    "data": Option(list[str], "Bound: a prepared folder with the model's vocabulary, or a text file."),
-    "split": Option(str, "Bound: valid (default) or train."),
-    "sequences": Option(int, "Bound: at most so many, evenly spread. Default: 2,048."),
+    "data": Option(list[str], "A prepared folder with the model's vocabulary; for text also a text file."),
+    "split": Option(str, "Split of --data: valid (default) or train."),
+    "sequences": Option(int, "At most so many sequences, evenly spread. Default: 2,048."),
     "judge": Option(str, "Text, genppl: a causal LM: hub id, folder or .gguf. Default: GPT-2 Large."),
     "texts": Option(int, "Text, genppl: how many are drawn (1,024)."),
     "save_texts": Option(bool, "Text, genppl: keep the texts in --out.", "--save-texts"),

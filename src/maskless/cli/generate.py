@@ -27,7 +27,7 @@ TEXT: Options = {
 }
 PICTURES: Options = {
     "label": Option(list[str], "Pictures: a class, by name or number; repeat it."),
-    "sheet": Option(bool, "Pictures: a sheet with a caption of a single one, too.", "--sheet"),
+    "sheet": Option(bool, "Pictures: a captioned sheet even for a single one.", "--sheet"),
     "gif": Option(Path, "Pictures: a GIF of how they came."),
     "heat": Option(Path, "Pictures: a PNG of when each cell was decided."),
 }
@@ -51,9 +51,9 @@ def generate(
     of_pictures: Annotated[Given, PICTURES],
     out: Annotated[
         Path | None,
-        typer.Option(help="Texts: a folder for JSON lines. Pictures: a PNG, of several a sheet; or a folder."),
+        typer.Option(help="Text: a folder for JSONL files. Pictures: a PNG (a sheet for several), or a folder."),
     ] = None,
-    resume: Annotated[bool, typer.Option("--resume", help="Make what is missing in the folder --out.")] = False,
+    resume: Annotated[bool, typer.Option("--resume", help="Generate only what is missing in --out.")] = False,
     tokenizer: TOKENIZER = None,
     device: DEVICE = None,
     as_json: JSON = False,
@@ -140,7 +140,7 @@ def _write(model: Model, to: Path, n: int, resume: bool, **how: Any) -> None:
     if to.exists() and not to.is_dir():
         raise ValueError(f"{to} is a file: expected a folder for texts")
     main = processes().is_main_process
-    with show.watching("generating", shown=main) as on_step:
+    with show.watching("generating", model.text_codec.marks, shown=main) as on_step:
         files = write_texts(model, to, n, resume=resume, on_step=on_step, **how)
     if main:
         say(f"{to}: {n} texts in {files} file{'s' * (files > 1)}")

@@ -9,7 +9,7 @@ import hashlib
 import inspect
 from collections.abc import Callable
 from contextlib import ExitStack
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -17,7 +17,7 @@ from typing import Any
 import torch
 from accelerate import PartialState
 
-from maskless.checkpoint import Model, digest
+from maskless.checkpoint import Model
 from maskless.cli import evaluate_tables as tables
 from maskless.cli import show
 from maskless.cli.checks import check_places, flag, numbers
@@ -26,14 +26,13 @@ from maskless.codec.text import TextCodec
 from maskless.evaluate.corpora import TextSet
 from maskless.evaluate.corpora import corpus as open_corpus
 from maskless.evaluate.genppl import TextPoint, mauve_installed, sweep
-from maskless.evaluate.judge import DEFAULT, Judge
+from maskless.evaluate.judge import DEFAULT
 from maskless.evaluate.leak import leak
 from maskless.evaluate.likelihood import Likelihood, check_positive, likelihood, over_rows, spread
-from maskless.evaluate.orders import EXACT, NAMES, along, drawing, exactly, in_gaps, unknown, usual_steps
+from maskless.evaluate.orders import EXACT, NAMES, along, depending_on, drawing, exactly, in_gaps, unknown, usual_steps
 from maskless.evaluate.parallel import parallel
 from maskless.evaluate.variance import gradient_variance, objectives_of
 from maskless.files import json_text
-from maskless.how import How
 from maskless.images import class_ids, codec_of
 from maskless.nn.partition import chains
 from maskless.objective import pgm_arccos
@@ -162,6 +161,16 @@ def _steps(model: Model, steps: str | None, length: int | None) -> list[int]:
     return asked
 
 
+def _in_drafts(exact: bool, draft: str | None, steps: str | None) -> dict[str, Any]:
+    """What `How` is told of exact samples."""
+    if steps is not None:
+        raise ValueError(f"--steps {steps} with --exact, which settles them: expected one of the two")
+    sizes = [] if draft is None else numbers("draft", draft, int, "4,8,16")
+    if len(sizes) > 1:
+        raise ValueError(f"--draft {draft} with --what genppl: expected one number")
+    return {"exact": exact, "draft": sizes[0] if sizes else None}
+
+
 def _genppl(
     model: Model,
     corpora: list[TextSet],
@@ -186,12 +195,7 @@ def _genppl(
         raise ValueError(f"{len(corpora)} texts: samples are compared with one --data at most")
     how |= {"seed": seed, "revise": revise}
     if exact or draft is not None:
-        if steps is not None:
-            raise ValueError(f"--steps {steps} with --exact, which settles them: expected one of the two")
-        sizes = [] if draft is None else numbers("draft", draft, int, "4,8,16")
-        if len(sizes) > 1:
-            raise ValueError(f"--draft {draft} with --what genppl: expected one number")
-        how |= {"exact": exact, "draft": sizes[0] if sizes else None}
+        how |= _in_drafts(exact, draft, steps)
     asked = [unknown(model, length)] if exact else _steps(model, steps, length)
     draw = drawing(model, order=order, length=length, **how)
     by = show.loading_judge(judge or DEFAULT, model.device)
@@ -199,7 +203,7 @@ def _genppl(
         real = corpora[0].samples(texts) if corpora else None
         features = by.features(by.encode([one.text for one in real])) if real and mauve_installed() else None
     points_at = [0, *asked] if real else asked  # 0 steps: the data itself
-    settings = _conditions(model, by, **how) | {"order": order or "random", "length": length}
+    settings = depending_on(model, order=order, length=length, **how) | {"judge": by.digest()}
     settings |= {"data": corpora[0].name if corpora else None, "mauve": features is not None}
     settings |= {"data_sha256": None if real is None else _sha256(json_text(real))}
     settings |= {"split": split} if corpora and split else {}
@@ -223,15 +227,6 @@ def _genppl(
     )
     found = {"judge": by.name, "points": [point.as_dict() for point in points]}
     return Measured(found, lambda: tables.points(points, said, out))
-
-
-def _conditions(model: Model, judge: Judge, **how: Any) -> dict[str, Any]:
-    """What the figures of samples depend on, but for the steps, which each point has."""
-    drawn = {name: value for name, value in model.defaults.items() if name in DRAWING}
-    codec, found = _codec(model), asdict(How(**how).with_defaults(drawn, unknown(model)))
-    del found["steps"]
-    found |= {"model": digest(model.network), "judge": judge.digest()}
-    return found | {"tokenizer": codec and _sha256(codec.tokenizer.to_str()), "layout": model.layout}
 
 
 def _sha256(text: str) -> str:

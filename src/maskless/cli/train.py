@@ -36,7 +36,7 @@ TRAINING: Options = {  # the fields of `TrainConfig`
     "decay": Option(str, "Learning-rate schedule: constant or cosine."),
     "clip": Option(float, "Gradient clipping norm. Default: 1."),
     "ema": Option(float, "EMA decay."),
-    "skip_spikes": Option(float, "Skip steps whose gradient norm exceeds its median so many times, such as 10."),
+    "skip_spikes": Option(float, "Skip steps whose gradient norm exceeds this multiple of its median, such as 10."),
     "label_dropout": Option(float, "Pictures: label dropout, for guidance. Default: 0.1."),
     "seed": Option(int, "Random seed. Default: 0."),
     "compile": Option(bool, "torch.compile; by default on CUDA."),

@@ -10,16 +10,19 @@ Shapes: B sequences, L length, K steps, U targets, V vocabulary.
 
 from __future__ import annotations
 
+import hashlib
+from dataclasses import asdict
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from maskless import texts
-from maskless.checkpoint import Model
+from maskless.checkpoint import Model, digest
+from maskless.codec.text import TextCodec
 from maskless.decide import OLD_ORDERS, settled
 from maskless.evaluate.genppl import Draw, Sample, sample_of
-from maskless.how import TEXT_ORDERS, How
+from maskless.how import KINDS, TEXT_ORDERS, How
 from maskless.logits import row_keys, uniforms
 from maskless.mixture import hidden_spans
 from maskless.nn import Network, device_of
@@ -144,6 +147,18 @@ def drawing(model: Model, *, length: int | None = None, **how: Any) -> Draw:
         return [sample_of(one.tokens, model.text_codec, model.layout) for one in drawn]
 
     return draw
+
+
+def depending_on(model: Model, *, order: str | None, length: int | None, **how: Any) -> dict[str, Any]:
+    """What samples that `drawing` draws depend on, but for the steps."""
+    usual = settled(model, How(), unknown(model, length)).order if model.mixture is not None else "random"
+    of_draw = {name: value for name, value in model.defaults.items() if name in KINDS[1]}  # the others are said
+    found = asdict(How(**how).with_defaults(of_draw, unknown(model, length)))
+    del found["steps"]
+    codec = model.codec if isinstance(model.codec, TextCodec) else None
+    tokenizer = codec and hashlib.sha256(codec.tokenizer.to_str().encode()).hexdigest()
+    found |= {"model": digest(model.network), "tokenizer": tokenizer, "layout": model.layout}
+    return found | {"order": order or usual, "length": length}
 
 
 def usual_steps(model: Model, unknown: int) -> int:
