@@ -40,7 +40,7 @@ def test_the_kernels_on_a_gpu():
 def compare(device: torch.device) -> None:
     """Every kernel against plain torch."""
     torch.manual_seed(0)
-    for each in (compare_norms, compare_rotation, compare_attention, compare_draw):
+    for each in (compare_norms, compare_rotation, compare_attention, compare_draw, compare_digest):
         each(device)
 
 
@@ -138,6 +138,22 @@ def compare_draw(device: torch.device) -> None:
         mine = cuda.draw(broken.to(device), torch.zeros(5000).to(device), 1.0, u[:3].to(device), None, None)
         assert torch.equal(mine.cpu(), kernels.draw(broken, torch.zeros(5000), 1.0, u[:3]))
         assert mine[1] >= 5000
+
+
+def compare_digest(device: torch.device) -> None:
+    from maskless.engine import cuda
+
+    weights = [torch.randn(n).to(device) for n in (1, 77, 2 * cuda.BLOCK, cuda.BLOCK + 5)]
+    weights.append(torch.randn(300, 2).to(device, torch.bfloat16))
+    before = cuda.digest(weights).cpu()
+    plain = []
+    for weight in weights:
+        for block in weight.flatten().view(torch.int32).cpu().long().split(cuda.BLOCK):
+            plain.append((block * (2 * torch.arange(len(block)) + 1)).sum())
+    assert torch.equal(before, torch.stack(plain))
+    first, last = weights[2].data[[3, -1]].tolist()
+    weights[2].data[3], weights[2].data[-1] = last, first  # in two blocks
+    assert (cuda.digest(weights).cpu() != before).tolist() == [False, False, True, True, False, False, False]
 
 
 if __name__ == "__main__":

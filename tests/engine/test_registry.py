@@ -69,3 +69,14 @@ def test_weights_of_any_type_and_place_are_looked_at():
         assert after.shape == before.shape
         assert not torch.equal(after, before)
         before = after
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("change", [one, rows, columns])
+def test_a_change_on_a_gpu_is_noticed(tiny, change):
+    network = tiny("ordered", width=64).cuda()
+    for name in ("encoder.0.qkv", "decoder.1.mlp.down", "head.linear"):
+        before = engine_of(network)
+        assert engine_of(network) is before
+        change(network.get_submodule(name).weight)
+        assert engine_of(network) is not before

@@ -181,11 +181,11 @@ class Engine:
                 del self.runs[:-SHAPES]
 
     def _made(self, kind: Kind | RoundKind) -> BatchRun | Rounds:
+        graphs = self.graphs and kind.filter is not None  # another filter may change with each call
         if isinstance(kind, Kind):
-            graphs = self.graphs and kind.filter is not None  # another filter may change with each call
             return BatchRun(self.backbone, kind, device=self.device, graphs=graphs)
         assert isinstance(self.backbone, PartitionBackbone)
-        return Rounds(self.backbone, kind, device=self.device, graphs=False)
+        return Rounds(self.backbone, kind, device=self.device, graphs=graphs)
 
 
 class _Stepper:

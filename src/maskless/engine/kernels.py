@@ -7,6 +7,7 @@ Shapes: T tokens, U targets, S rows of a batch, D width, h heads, d head width, 
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
 from functools import cache
@@ -187,6 +188,19 @@ def logits_of(x: Tensor, weight: Tensor) -> Tensor:
         few = x.expand(2, -1) if len(x) == 1 else x
         return torch.mm(weight, few.t()).t()[: len(x)].contiguous()
     return F.linear(x, weight).float()
+
+
+def digestible(weight: Tensor) -> bool:
+    """Whether `digest` reads it."""
+    return on_cuda(weight) and weight.is_contiguous() and weight.nbytes > 0 and not weight.nbytes % 4
+
+
+def digest(weights: Sequence[Tensor]) -> Tensor:
+    """Sums of the bits of weights on one GPU, each weighed by its place: some of them differ if any weight does.
+
+    One kernel reads all, where several for each weight would cost more than the reading.
+    """
+    return _triton().digest(weights)
 
 
 def combine(logits: Tensor, bias: Tensor, sharp: Tensor | None = None, weight: Tensor | None = None) -> Tensor:

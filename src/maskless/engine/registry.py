@@ -12,6 +12,7 @@ from weakref import WeakKeyDictionary
 import torch
 from torch import Tensor, nn
 
+from maskless.engine import kernels
 from maskless.engine.engine import Engine
 from maskless.nn.calls import ForkSafeLock
 from maskless.nn.threads import READING, threads_for
@@ -58,9 +59,14 @@ def sums_of(network: nn.Module) -> Tensor:
     """
     small: list[Tensor] = []
     large: list[Tensor] = []
+    there: list[Tensor] = []  # on a GPU, where one kernel reads them all
     for weight in (*network.parameters(), *network.buffers()):
-        (small if weight.numel() < SMALL and weight.dtype == torch.float32 else large).append(weight)
-    parts = [torch.cat([weight.flatten() for weight in small]).view(torch.int32).long()] if small else []
+        if kernels.digestible(weight):
+            there.append(weight)
+        else:
+            (small if weight.numel() < SMALL and weight.dtype == torch.float32 else large).append(weight)
+    parts = [kernels.digest(there)] if there else []
+    parts += [torch.cat([weight.flatten() for weight in small]).view(torch.int32).long()] if small else []
     with threads_for(READING * sum(weight.numel() for weight in large)):
         for weight in large:
             bits = _bits(weight)

@@ -1,8 +1,8 @@
 """Exact rounds: tokens are drafted, checked as a chain and accepted on the device, without a word to the host.
 
 Every row has k targets in every round, also where fewer are left: what is beyond its end is computed and thrown away.
-So all rounds have the same shapes, and one can be captured and replayed. What a check has encoded stays: only the last
-token that a row has decided is encoded in its next round.
+So all rounds have the same shapes, and on CUDA one is captured and replayed. What a check has encoded stays: only the
+last token that a row has decided is encoded in its next round.
 
 Shapes: B rows, L length, N columns of a row, k drafted tokens of a row, V vocabulary.
 """
@@ -57,7 +57,7 @@ class Rounds:
         self.segments = torch.arange(kind.rows + 1, dtype=torch.int32, device=device)
         never = torch.tensor(kind.never, dtype=torch.long, device=device)
         self.ruled_out = torch.zeros(backbone.head.vocab, device=device).index_fill(0, never, -torch.inf)
-        self.stream = torch.cuda.Stream(device) if graphs else None
+        self.stream = torch.cuda.Stream(device) if device.type == "cuda" else None
         self.graphs = Graphs() if graphs else None
 
     def begin(
