@@ -21,7 +21,7 @@ TEXT = (
 
 TRY = {  # a line to copy; the settings are each model's own
     "stories": "maskless generate stories",
-    "stories-fast": "maskless generate stories-fast",
+    "stories-ar": "maskless generate stories-ar",
     "stories-mdlm": "maskless generate stories-mdlm",
     "cifar10": "maskless generate cifar10 --label ship --label horse --out new.png",
 }
