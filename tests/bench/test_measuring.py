@@ -10,8 +10,7 @@ import torch
 
 from maskless.bench import machine, run
 from maskless.bench.case import Case, DrawCase, SampleCase, TrainCase
-from maskless.bench.machine import Machine, find_device
-from maskless.bench.timing import Timing
+from maskless.bench.machine import Machine, Timing, find_device
 from maskless.engine import Engine
 from maskless.paper.line import BACKWARD, FORWARD, SAMPLE, STEP
 from maskless.plans import Plan

@@ -12,9 +12,9 @@ from pathlib import Path
 from typing import Any
 
 from maskless.bench.case import Case
+from maskless.bench.machine import Timing
 from maskless.bench.report import AXES, HARDWARE
 from maskless.bench.tables import PAPER, RELEASED, speed
-from maskless.bench.timing import Timing
 from maskless.files import write_aside
 from maskless.paper.line import BACKWARD, SAMPLE
 

@@ -6,8 +6,9 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import Any
 
-from maskless.bench.case import Case, DrawCase, SampleCase, TrainCase, one_of
-from maskless.bench.timing import Timing
+from maskless.bench.case import Case, DrawCase, SampleCase, TrainCase
+from maskless.bench.machine import Timing
+from maskless.how import check_name
 from maskless.paper import tables as paper
 from maskless.paper.line import (
     DATASETS,
@@ -147,7 +148,7 @@ def only(table: Table, kind: type[Case], steps: list[int] | None = None) -> Tabl
 
 def table(name: str, kind: type[Case], steps: list[int] | None = None) -> Table:
     """The lines of a named table that sample, or those that train."""
-    one_of("table", name, TABLES)
+    check_name("table", name, TABLES)
     found = only(TABLES[name], kind, steps)
     if not found.lines:
         fitting = ", ".join(each.name for each in TABLES.values() if only(each, kind).lines)

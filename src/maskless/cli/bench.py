@@ -19,8 +19,7 @@ if TYPE_CHECKING:
     import torch
 
     from maskless.bench.case import Case
-    from maskless.bench.machine import Machine
-    from maskless.bench.timing import Timing
+    from maskless.bench.machine import Machine, Timing
     from maskless.paper.line import Table
 
 bench = typer.Typer()

@@ -6,7 +6,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from maskless.bench.case import Case, SampleCase, one_of
+from maskless.bench.case import Case, SampleCase
+from maskless.how import check_name
 from maskless.recipes import Recipe
 
 OPTIONS = {"learning_rate": "lr"}  # of commands, where they are not called as the settings
@@ -118,5 +119,5 @@ SCALES = {
 
 
 def scale(name: str) -> Scale:
-    one_of("scale", name, SCALES)
+    check_name("scale", name, SCALES)
     return SCALES[name]
