@@ -6,7 +6,7 @@ A step of sampling and a batch of training are both problems (problems.py), so o
 
 Counted too is traffic: the bytes that sampling must move to and from memory, whatever the kernels. Each matrix is read
 once in each step that uses it, and with a cache each key and value is written once and read in every later step.
-Activations are left out: a better kernel could keep them on the chip. Small batches and cached models are bound by this.
+Activations are left out: a better kernel could keep them on the chip. Small batches and caches are bound by traffic.
 
 Shapes: B rows, K steps, S problems, D width, V vocabulary, L length. Counts are Python integers: they do not overflow.
 """

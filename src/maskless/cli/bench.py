@@ -193,13 +193,9 @@ def _exact(
     models = [(str(name), api.load(str(name), device=found)) for name in (exact, *(against or []))]
     ways = bench.ways_of(models[0][1], models[1:])
     name = machine.name_of(found)
-    with show.progress() as bar:
-        task = bar.add_task("sampling", total=len(ways) * len(batches) * (bench.WARM_UP + repeat))
-
-        def on_run(what: str) -> None:
-            bar.update(task, advance=1, description=what)
-
-        paces = list(bench.measure(ways, batches, repeat=repeat, on_run=on_run))
+    with show.bar("sampling", len(ways) * len(batches) * (bench.WARM_UP + repeat)) as move:
+        timed = bench.measure(ways, batches, repeat=repeat, on_run=lambda what: move(1, description=what))
+        paces = list(timed)
     told = json_text({"device": name, "results": [pace.as_dict() for pace in paces]}, indent=1) + "\n"
     if out is not None:
         write_aside(out, lambda aside: aside.write_text(told))
@@ -217,11 +213,10 @@ def _measured(
     from maskless.files import write_aside
 
     results: list[Timing] = []
-    with show.progress() as bar:
-        task = bar.add_task("measuring the machine", total=sum(run.runs_of(case, repeat) for case in cases))
+    with show.bar("measuring the machine", sum(run.runs_of(case, repeat) for case in cases)) as move:
 
         def on_run(case: Case) -> None:
-            bar.update(task, advance=1, description=f"{case.name}, {report.setting(case)}")
+            move(1, description=f"{case.name}, {report.setting(case)}")
 
         here = machine.measure(device, precision)
         for result in run.measure(cases, here, repeat=repeat, on_run=on_run):

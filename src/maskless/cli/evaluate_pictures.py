@@ -97,7 +97,7 @@ def evaluate_bound(
         how["steps"] = numbers("steps", steps, int, "32")[0]
     found: dict[str, Any] = {}
     for name, of in ways(model, rows, samples=samples, **how).items():
-        with show.bar(name, min(sequences, len(rows)), shown=PartialState().is_main_process) as advance:
+        with show.bar(name, min(sequences, len(rows))) as advance:
             found[name] = of(sequences=sequences, batch=batch, seed=seed, on_batch=advance)
     if not PartialState().is_main_process:
         return
@@ -123,10 +123,9 @@ def look(
     pictures: sets.Real, network: inception.Features, size: int, channels: int, keep: Path | None = None
 ) -> SeenImages:
     """What the network sees in real pictures, with a bar; `keep`: a file for their statistics."""
-    main = PartialState().is_main_process
-    with show.bar(f"looking at {Path(pictures.name).name}", pictures.count, shown=main) as advance:
+    with show.bar(f"looking at {Path(pictures.name).name}", pictures.count) as advance:
         seen = pictures.seen(network, size, channels=channels, on_batch=advance)
-    if keep is not None and main:
+    if keep is not None and PartialState().is_main_process:
         seen.statistics.save(keep)
     return seen
 

@@ -139,10 +139,9 @@ def _write(model: Model, to: Path, n: int, resume: bool, **how: Any) -> None:
         raise ValueError(f"--out {to}: texts go into a folder, {to.name} is a picture")
     if to.exists() and not to.is_dir():
         raise ValueError(f"{to} is a file: expected a folder for texts")
-    main = processes().is_main_process
-    with show.watching("generating", model.text_codec.marks, shown=main) as on_step:
+    with show.watching("generating", model.text_codec.marks) as on_step:
         files = write_texts(model, to, n, resume=resume, on_step=on_step, **how)
-    if main:
+    if processes().is_main_process:
         say(f"{to}: {n} texts in {files} file{'s' * (files > 1)}")
 
 

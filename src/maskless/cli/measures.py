@@ -26,7 +26,8 @@ from maskless.codec.text import TextCodec
 from maskless.evaluate.corpora import TextSet
 from maskless.evaluate.corpora import corpus as open_corpus
 from maskless.evaluate.genppl import TextPoint, mauve_installed, sweep
-from maskless.evaluate.judge import DEFAULT
+from maskless.evaluate.judge import DEFAULT, Judge
+from maskless.evaluate.judge import judge as read_judge
 from maskless.evaluate.leak import leak
 from maskless.evaluate.likelihood import Likelihood, check_positive, likelihood, over_rows, spread
 from maskless.evaluate.orders import EXACT, NAMES, along, depending_on, drawing, exactly, in_gaps, unknown, usual_steps
@@ -108,10 +109,6 @@ def _takes(measure: Callable[..., Measured]) -> set[str]:
     return names | {*DRAWING} if "how" in names else names
 
 
-def _bar(what: str, total: int) -> Any:
-    return show.bar(what, total, shown=PartialState().is_main_process)
-
-
 def _bound(
     model: Model, corpora: list[TextSet], *, seed: int, sequences: int = 2048, samples: int = 8, batch: int = 32
 ) -> Measured:
@@ -135,7 +132,7 @@ def _bound(
     for corpus in corpora:
         size, characters = corpus.bytes_per_token, None if corpus.codec is None else corpus.characters_per_byte()
         for way, of in ways.items():
-            with _bar(f"{way}: {Path(corpus.name).name}", min(sequences, len(corpus.rows))) as advance:
+            with show.bar(f"{way}: {Path(corpus.name).name}", min(sequences, len(corpus.rows))) as advance:
                 sizes = {"sequences": sequences, "batch": batch, "seed": seed}
                 r = of(network, corpus.rows, pad=corpus.pad, on_batch=advance, **sizes)
             rows.append((corpus.name, way, r, size, characters))
@@ -198,7 +195,7 @@ def _genppl(
         how |= _in_drafts(exact, draft, steps)
     asked = [unknown(model, length)] if exact else _steps(model, steps, length)
     draw = drawing(model, order=order, length=length, **how)
-    by = show.loading_judge(judge or DEFAULT, model.device)
+    by = _loaded(judge or DEFAULT, model)
     with show.waiting("judging the data"):
         real = corpora[0].samples(texts) if corpora else None
         features = by.features(by.encode([one.text for one in real])) if real and mauve_installed() else None
@@ -251,7 +248,7 @@ def _orders(
         raise ValueError("a causal model knows one order only, left to right: expected pgm or mdlm")
     network, corpus, asked = model.network, corpora[0], _steps(model, steps, length)
     check_positive(samples=samples, texts=texts)
-    by = None if judge is None else show.loading_judge(judge, model.device)
+    by = None if judge is None else _loaded(judge, model)
     sizes: dict[str, Any] = {"sequences": sequences, "batch": batch, "seed": seed, "pad": corpus.pad}
     rows: list[tuple[str, int, Likelihood, TextPoint]] = []
     for order in NAMES:
@@ -261,7 +258,7 @@ def _orders(
                 K = min(K, tokens.shape[1])
                 return along(network, tokens, order, steps=K, samples=samples, counted=counted, seed=own)
 
-            with _bar(f"{order}, {K} steps", min(sequences, len(corpus.rows)) + texts) as advance:
+            with show.bar(f"{order}, {K} steps", min(sequences, len(corpus.rows)) + texts) as advance:
                 if order == "random" and corpus.rows.length <= K:  # the same, with less noise
                     bound = likelihood(network, corpus.rows, samples=samples, on_batch=advance, **sizes)
                 else:
@@ -292,7 +289,7 @@ def _parallel(
         raise ValueError("--counts are settled by --draft: expected no --counts with --what parallel")
     check_positive(texts=texts, batch=batch)
     sizes, orders = numbers("draft", draft, int, "4,8,16"), ["random", "strands"] if order is None else [order]
-    with _bar("drafts and checks", len(sizes) * len(orders) * texts) as advance:
+    with show.bar("drafts and checks", len(sizes) * len(orders) * texts) as advance:
         settings: dict[str, Any] = {"texts": texts, "length": length, "batch": batch, "seed": seed, **how}
         found = list(parallel(model, orders, sizes, on_batch=advance, **settings))
     return Measured({"parallel": [one.as_dict() for one in found]}, lambda: tables.parallel(found))
@@ -324,11 +321,16 @@ def _variance(model: Model, corpora: list[TextSet], *, seed: int, pairs: int = 1
     valid = None if corpus.pad is None else tokens != corpus.pad
     found = []
     for name, objective in objectives_of(model.network).items():
-        with _bar(f"gradients: {name}", pairs) as advance:
+        with show.bar(f"gradients: {name}", pairs) as advance:
             how: dict[str, Any] = {"pairs": pairs, "seed": seed, "valid": valid, "on_pair": advance}
             found.append(gradient_variance(model.network, tokens, objective, name, **how))
     said = f"{pairs} pairs of gradients of one batch of {len(tokens)} x {tokens.shape[1]} tokens"
     return Measured({"objectives": [one.as_dict() for one in found]}, lambda: tables.variances(found, said))
+
+
+def _loaded(name: str, model: Model) -> Judge:
+    with show.waiting(f"loading the judge {name}"):
+        return read_judge(name, device=model.device)
 
 
 def _codec(model: Model) -> Any:

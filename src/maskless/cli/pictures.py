@@ -39,11 +39,10 @@ def prepare(
         raise ValueError("these are pictures: expected --codec (a folder, or pixels:LEVELS[:CHANNELS]) and --size")
     device = device or ("cuda" if torch.cuda.is_available() else "cpu")
     large, encoder = device.startswith("cuda"), find_codec(codec).to(device)
-    with show.progress() as bar:
-        task = bar.add_task("encoding", total=None)
+    with show.bar("encoding") as move:
 
         def on_progress(done: int, total: int, skipped: int) -> None:
-            bar.update(task, completed=done, total=total, description=f"encoding, {done:,} pictures")
+            move(completed=done, total=total, description=f"encoding, {done:,} pictures")
 
         batch = 256 if large else 64
         made = prepare_images(inputs, to, encoder, size=size, batch=batch, on_progress=on_progress, **how)
@@ -130,10 +129,9 @@ def draw(
 def _draw_each(
     model: Model, to: Path, names: list[str | int] | None, count: int | None, resume: bool, **how: Any
 ) -> None:
-    main = processes().is_main_process
-    with show.watching("drawing", shown=main) as on_step:
+    with show.watching("drawing") as on_step:
         drawn = write_pictures(model, to, names, count, resume=resume, on_step=on_step, **how)
-    if main:
+    if processes().is_main_process:
         say(f"{to}: {drawn} pictures")
 
 
