@@ -16,10 +16,9 @@ from maskless.checkpoint import Model
 from maskless.codec.text import TextCodec, byte_codec
 from maskless.evaluate import genppl
 from maskless.evaluate.corpora import corpus
-from maskless.evaluate.genppl import Mean, Sample, quality, sample_of, sweep
+from maskless.evaluate.genppl import Mean, Sample, distinct, entropy, longest_repeat, quality, sample_of, sweep
 from maskless.evaluate.likelihood import likelihood
 from maskless.evaluate.orders import drawing, unknown
-from maskless.evaluate.variety import distinct, entropy, longest_repeat
 
 
 @pytest.fixture(scope="module")

@@ -18,8 +18,8 @@ from maskless.cli.pictures import side_of
 from maskless.data.image_tokens import holds_images, open_images
 from maskless.decide import settled
 from maskless.evaluate import inception, sets
-from maskless.evaluate.image_orders import ways
 from maskless.evaluate.images import SeenImages
+from maskless.evaluate.orders import image_ways
 from maskless.evaluate.sweep import ImagePoint, plot, sweep, table
 from maskless.files import json_text
 from maskless.how import How
@@ -96,7 +96,7 @@ def evaluate_bound(
     if steps is not None:
         how["steps"] = numbers("steps", steps, int, "32")[0]
     found: dict[str, Any] = {}
-    for name, of in ways(model, rows, samples=samples, **how).items():
+    for name, of in image_ways(model, rows, samples=samples, **how).items():
         with show.bar(name, min(sequences, len(rows))) as advance:
             found[name] = of(sequences=sequences, batch=batch, seed=seed, on_batch=advance)
     if not PartialState().is_main_process:

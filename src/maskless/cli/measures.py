@@ -29,11 +29,12 @@ from maskless.evaluate.genppl import TextPoint, mauve_installed, sweep
 from maskless.evaluate.judge import DEFAULT, Judge
 from maskless.evaluate.judge import judge as read_judge
 from maskless.evaluate.leak import leak
-from maskless.evaluate.likelihood import Likelihood, check_positive, likelihood, over_rows, spread
+from maskless.evaluate.likelihood import Likelihood, likelihood, over_rows, spread
 from maskless.evaluate.orders import EXACT, NAMES, along, depending_on, drawing, exactly, in_gaps, unknown, usual_steps
 from maskless.evaluate.parallel import parallel
 from maskless.evaluate.variance import gradient_variance, objectives_of
 from maskless.files import json_text
+from maskless.how import check_positive
 from maskless.images import class_ids, codec_of
 from maskless.nn.partition import chains
 from maskless.objective import pgm_arccos
