@@ -149,9 +149,8 @@ def of_images(model: Model, tokens: Tensor, labels: Tensor | None, how: How, *, 
     known = (torch.arange(L) < len(model.lead)).expand(B, L)
     whole = settled(model, how, L - len(model.lead))
     planned = plan_of(model, known, ~known, row_keys(seed, torch.arange(B)), whole)
-    return token_costs(
-        model.network, tokens, planned.order, planned.ends[:, 0], labels=labels, seen=planned.seen()
-    ).sum(1)
+    given, seen = planned.ends[:, 0], planned.seen()
+    return token_costs(model.network, tokens, planned.order, given, labels=labels, seen=seen).sum(1)
 
 
 def image_ways(model: Model, rows: ImageTokens, *, samples: int, **how: object) -> dict[str, Callable[..., Likelihood]]:
