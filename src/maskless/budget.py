@@ -17,6 +17,7 @@ from maskless import flops
 from maskless.bench.case import Case, DrawCase, TrainCase
 from maskless.checkpoint import NETWORKS
 from maskless.gpus import GB, GPU, GPUS
+from maskless.how import check_positive
 from maskless.objective import noise
 from maskless.paper.line import DATASETS
 from maskless.recipes import RECIPES, Recipe, recipe
@@ -192,8 +193,7 @@ def budget(run: PlannedRun, gpu: GPU, gpus: int = 1) -> Budget:
     Communication runs at the vendor's speed, or at `NETWORK` between machines, and overlaps the passes: it takes time
     only where it is the longer of the two. This part is not measured: we had one GPU.
     """
-    if gpus < 1:
-        raise ValueError(f"gpus {gpus} is out of range: expected 1 or more")
+    check_positive(gpus=gpus)
     share, rest = divmod(run.settings.batch, gpus)
     if rest or not share:
         raise ValueError(f"batch {run.settings.batch} does not split over {gpus} GPUs: expected a multiple of {gpus}")

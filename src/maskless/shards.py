@@ -19,6 +19,7 @@ from typing import Any
 from maskless.checkpoint import Model, digest
 from maskless.drafts import OnStep
 from maskless.files import json_text, sweep, write_aside
+from maskless.how import check_positive
 from maskless.images import class_ids, generate_images
 from maskless.texts import generate_texts
 from maskless.train.processes import processes
@@ -45,7 +46,7 @@ def write_texts(
 
     how: keywords of `generate_texts`.
     """
-    _check_number(n)
+    check_positive(n=n)
 
     def make(first: int, file: Path) -> None:
         texts = generate_texts(model, min(TEXTS, n - first), first=first, on_step=on_step, **how)
@@ -137,8 +138,3 @@ def _goes_on(folder: Path, settings: dict[str, Any]) -> bool:
 def _settings(folder: Path) -> Path:
     """Beside the folder, so that it holds nothing but samples."""
     return folder.with_name(f"{folder.name}.json")
-
-
-def _check_number(n: int) -> None:
-    if n < 1:
-        raise ValueError(f"n {n} is out of range: expected 1 or more")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated
 
@@ -161,6 +162,6 @@ def fid(
     if not PartialState().is_main_process:
         return
     if as_json:
-        print(json_text(found.as_dict()))
+        print(json_text(asdict(found)))
         return
     show.qualities(found)

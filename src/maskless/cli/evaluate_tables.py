@@ -72,11 +72,8 @@ def points(found: list[TextPoint], said: str, to: Path | None) -> None:
     """Samples by steps; where they were not all drawn in one way (batch, device), each speed says in which."""
     apart = len({point.drawn for point in found if point.tokens_per_second is not None}) > 1
     ways = [f" ({point.drawn or 'batch unknown'})" if apart else "" for point in found]
-    rows = [
-        [str(point.steps) if point.steps else "the data", *_cells(point, way)]
-        for point, way in zip(found, ways, strict=True)
-    ]
-    _table(["steps", *SAMPLED], rows)
+    cells = [_cells(point, way) for point, way in zip(found, ways, strict=True)]
+    _table(["steps", *SAMPLED], [[str(p.steps or "the data"), *own] for p, own in zip(found, cells, strict=True)])
     say(said)
     if to is not None:
         show.note(f"figures: {to}")
@@ -92,15 +89,11 @@ def orders(rows: list[tuple[str, int, Likelihood, TextPoint]]) -> None:
 
 def parallel(found: list[Parallel]) -> None:
     titles = ["order", "tokens drawn at once", "accepted", "KL of a draft, nats", "tokens per round"]
-    rows = [
-        [one.order, str(one.draft), f"{one.accepted:.1%}", _or_infinite(one.divergence), f"{one.tokens_per_round:.2f}"]
-        for one in found
-    ]
+    rows = []
+    for one in found:
+        nats = "infinite" if one.divergence is None else f"{one.divergence:.3f}"
+        rows.append([one.order, str(one.draft), f"{one.accepted:.1%}", nats, f"{one.tokens_per_round:.2f}"])
     _table(titles, rows)
-
-
-def _or_infinite(nats: float | None) -> str:
-    return "infinite" if nats is None else f"{nats:.3f}"
 
 
 def leak(found: Leak) -> None:

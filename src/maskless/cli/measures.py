@@ -9,7 +9,7 @@ import hashlib
 import inspect
 from collections.abc import Callable
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import asdict
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -44,12 +44,7 @@ ANY_ORDER, BOTH_GROUPS, PAPERS, GAPS = "any order", "both groups, stratified", "
 DRAWING = ("counts", "temperature", "top_k", "top_p")  # the options of a measure that draws: its `**how`
 
 
-@dataclass(frozen=True)
-class Measured:
-    """What a measurement found: for a program, and for a reader."""
-
-    found: dict[str, Any]
-    show: Callable[[], None]
+Measured = tuple[dict[str, Any], Callable[[], None]]  # what was found: for a program, and what shows it to a reader
 
 
 def measure(
@@ -78,10 +73,10 @@ def measure(
     if not PartialState().is_main_process:
         return
     if not as_json:
-        for measured in results.values():
-            measured.show()
+        for _, show_it in results.values():
+            show_it()
         return
-    found = {one: measured.found for one, measured in results.items()}
+    found = {one: measured for one, (measured, _) in results.items()}
     if what is None:  # what `evaluate` said before it could measure anything else
         texts = found["bound"]
         found = next(iter(texts.values())) if len(texts) == 1 else texts
@@ -143,7 +138,7 @@ def _bound(
                 ends = ("", "_error")
                 units |= {f"bits_per_character{end}": units[f"bits_per_byte{end}"] / characters for end in ends}
             found.setdefault(corpus.name, {})[way] = r.as_dict() | units
-    return Measured(found, lambda: tables.likelihoods(rows))
+    return (found, lambda: tables.likelihoods(rows))
 
 
 def _steps(model: Model, steps: str | None, length: int | None) -> list[int]:
@@ -203,7 +198,7 @@ def _genppl(
     points_at = [0, *asked] if real else asked  # 0 steps: the data itself
     settings = depending_on(model, order=order, length=length, **how) | {"judge": by.digest()}
     settings |= {"data": corpora[0].name if corpora else None, "mauve": features is not None}
-    settings |= {"data_sha256": None if real is None else _sha256(json_text(real))}
+    settings |= {"data_sha256": None if real is None else hashlib.sha256(json_text(real).encode()).hexdigest()}
     settings |= {"split": split} if corpora and split else {}
     swept = partial(
         sweep,
@@ -220,15 +215,10 @@ def _genppl(
         keep_texts=save_texts,
     )
     points: list[TextPoint] = show.sweeping(swept, len(points_at), texts, lambda point: f"{point.steps} steps")
-    said = f"{texts:,} texts, {order or 'the default'} order; judge {by.name}" + (
-        "" if features is not None or not real else "; MAUVE: not installed"
-    )
+    missing = "; MAUVE: not installed" if real and features is None else ""
+    said = f"{texts:,} texts, {order or 'the default'} order; judge {by.name}{missing}"
     found = {"judge": by.name, "points": [point.as_dict() for point in points]}
-    return Measured(found, lambda: tables.points(points, said, out))
-
-
-def _sha256(text: str) -> str:
-    return hashlib.sha256(text.encode()).hexdigest()
+    return (found, lambda: tables.points(points, said, out))
 
 
 def _orders(
@@ -271,7 +261,7 @@ def _orders(
         {"order": order, "steps": K, "bound": bound.as_dict(), "samples": point.as_dict()}
         for order, K, bound, point in rows
     ]
-    return Measured({"orders": found}, lambda: tables.orders(rows))
+    return ({"orders": found}, lambda: tables.orders(rows))
 
 
 def _parallel(
@@ -293,7 +283,7 @@ def _parallel(
     with show.bar("drafts and checks", len(sizes) * len(orders) * texts) as advance:
         settings: dict[str, Any] = {"texts": texts, "length": length, "batch": batch, "seed": seed, **how}
         found = list(parallel(model, orders, sizes, on_batch=advance, **settings))
-    return Measured({"parallel": [one.as_dict() for one in found]}, lambda: tables.parallel(found))
+    return ({"parallel": [asdict(one) for one in found]}, lambda: tables.parallel(found))
 
 
 def _leak(model: Model, corpora: list[TextSet], *, seed: int, sequences: int = 4) -> Measured:
@@ -312,7 +302,7 @@ def _leak(model: Model, corpora: list[TextSet], *, seed: int, sequences: int = 4
         tokens = corpora[0].rows.rows(spread(len(corpora[0].rows), sequences))
     with show.waiting("looking for leaks"):
         found = leak(model.network, tokens, vocab=vocab, seed=seed, **of_pictures)
-    return Measured(found.as_dict(), lambda: tables.leak(found))
+    return (found.as_dict(), lambda: tables.leak(found))
 
 
 def _variance(model: Model, corpora: list[TextSet], *, seed: int, pairs: int = 16, batch: int = 32) -> Measured:
@@ -326,7 +316,7 @@ def _variance(model: Model, corpora: list[TextSet], *, seed: int, pairs: int = 1
             how: dict[str, Any] = {"pairs": pairs, "seed": seed, "valid": valid, "on_pair": advance}
             found.append(gradient_variance(model.network, tokens, objective, name, **how))
     said = f"{pairs} pairs of gradients of one batch of {len(tokens)} x {tokens.shape[1]} tokens"
-    return Measured({"objectives": [one.as_dict() for one in found]}, lambda: tables.variances(found, said))
+    return ({"objectives": [one.as_dict() for one in found]}, lambda: tables.variances(found, said))
 
 
 def _loaded(name: str, model: Model) -> Judge:

@@ -26,6 +26,7 @@ from maskless import api
 from maskless.checkpoint import Model
 from maskless.codec.text import TextCodec
 from maskless.evaluate import options
+from maskless.how import check_name, check_positive
 from maskless.objective import mixed_seed
 from maskless.seeds import check_seed
 from maskless.terminal import bar, plain
@@ -60,15 +61,11 @@ class Scorer:
         block: int = 32,
         block_steps: int | None = None,
     ) -> None:
-        for what, name, table in (("form", form, FORMS), ("greedy", greedy, GREEDY)):
-            if name not in table:
-                raise ValueError(f"unknown {what} {name!r}: expected one of {', '.join(table)}")
+        check_name("form", form, FORMS)
+        check_name("greedy", greedy, GREEDY)
         check_seed(_whole("seed", seed))
-        counts = {"samples": samples, "batch_size": batch, "block": block}
-        counts |= {} if block_steps is None else {"block_steps": block_steps}
-        for what, value in counts.items():
-            if _whole(what, value) < 1:
-                raise ValueError(f"{what} {value} is out of range: expected 1 or more")
+        counts = {"samples": samples, "batch_size": batch, "block": block, "block_steps": block_steps}
+        check_positive(**{what: _whole(what, value) for what, value in counts.items() if value is not None})
         if not isinstance(model.codec, TextCodec):
             raise ValueError("lm-eval asks for text: expected a text model with a tokenizer")
         self.model, self.codec, self.length = model.eval(), model.codec, int(model.config.length)

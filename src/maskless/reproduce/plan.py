@@ -248,10 +248,8 @@ def bench_words(case: Case, *, repeat: int, steps: str = "") -> tuple[str, ...]:
 
 def _training(recipe: Recipe, piece: int) -> TrainCase:
     """What a step of a recipe costs, as `bench train` measures it; MaskGIT as the masked network of its size."""
-    model, sizes = (
-        recipe.train["model"],
-        {name: size for name, size in recipe.network.items() if name not in ("queries", "rope")},
-    )
+    model = recipe.train["model"]
+    sizes = {name: size for name, size in recipe.network.items() if name not in ("queries", "rope")}
     sizes |= {"vocab": DATASETS[recipe.name.split("-")[0]].vocab, "length": recipe.length, "batch": piece}
     return TrainCase(model="mdlm" if model == "maskgit" else model, **sizes)
 
