@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import inspect
 import math
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, TypedDict, TypeVar
 
@@ -31,7 +31,7 @@ def choice(default: Any, help: str, *, least: float | None = None, range: str = 
     return field(default=default, metadata={"help": help, "least": least, "range": range, "of": of})
 
 
-def check_name(what: str, name: object, known: Iterable[str]) -> None:
+def check_name(what: str, name: object, known: Collection[str]) -> None:
     """Raise a ValueError about a name that is not known; it lists those that are."""
     if name not in known:
         raise ValueError(f"unknown {what} {name!r}: expected one of {', '.join(known)}")

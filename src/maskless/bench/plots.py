@@ -83,7 +83,9 @@ def plot(results: list[Timing], path: Path, qualities: list[QualityPoint]) -> No
     if qualities:
         draws.append(partial(_pareto, results=results, qualities=qualities, colours=colours))
     below = {"fontsize": 8, "ncol": 2, "loc": "upper center", "bbox_to_anchor": (0.5, -0.12)}
-    draw_panels(path, draws, height=4.8, title=_title(results), legend=below)
+    machine, what = results[0].machine, "sampling" if results[0].part == SAMPLE else "training, forward + backward"
+    title = f"{what}, {machine.name}, {machine.precision}"
+    draw_panels(path, draws, height=4.8, title=title, legend=below)
 
 
 def _throughput(panel: Any, results: list[Timing], axis: str, colours: dict[str, str]) -> None:
@@ -152,13 +154,6 @@ def _plain_ticks(panel: Any, axis: Any) -> None:
     panel.minorticks_off()
     axis.set_major_locator(LogLocator(subs=(1, 2, 5)))
     axis.set_major_formatter(lambda x, _: f"{x:,.0f}" if x >= 1 else f"{x:g}")
-
-
-def _title(results: list[Timing]) -> str:
-    """What was measured, and where."""
-    machine = results[0].machine
-    what = "sampling" if results[0].part == SAMPLE else "training, forward + backward"
-    return f"{what}, {machine.name}, {machine.precision}"
 
 
 def _same(cases: list[Case], axis: str) -> str:

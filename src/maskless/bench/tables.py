@@ -121,14 +121,12 @@ def _known() -> Iterator[tuple[str, Line, float | None, str]]:
         yield RELEASED, line, line.released, f"{TESTED}, without the pixels" if draws else TESTED
 
 
-def _figures() -> Iterator[tuple[tuple[str, Case, str, str], Figure]]:
-    for by, line, value, source in _known():
-        if value is not None:
-            case = case_of(line.work, line.at)
-            yield (by, case, part_of(line), line.measure), Figure(case, line.measure, value, source)
-
-
-FIGURES = dict(_figures())
+FIGURES = {
+    (by, case, part_of(line), line.measure): Figure(case, line.measure, value, source)
+    for by, line, value, source in _known()
+    for case in [case_of(line.work, line.at)]
+    if value is not None
+}
 
 
 def cases_of(table: Table) -> list[Case]:

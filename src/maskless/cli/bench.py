@@ -136,9 +136,8 @@ def _bench(
     out: Path | None = None,
 ) -> None:
     """From options to cases, through the measurements, to what is shown and written."""
-    from maskless.bench import machine, plots, report, run
+    from maskless.bench import machine, plots, report, run, tables
     from maskless.bench.case import sweep
-    from maskless.bench.tables import cases_of
 
     if quality is not None and plot is None:
         raise ValueError("--quality goes with --plot FILE.png, where it is drawn")
@@ -147,12 +146,14 @@ def _bench(
     precision = precision or ("bf16" if found.type == "cuda" else "fp32")
     lists = {n: list(dict.fromkeys(numbers(n, given[n], int, "32,128"))) for n in LISTS if n in given}
     sizes = {name: value for name, value in given.items() if name not in LISTS}
-    named = None if table is None else _table(kind, table, sizes, lists, against or [])
+    named = None if table is None else tables.table(table, kind, lists.get("steps"))
     if named is None:
         lengths, batches = lists.get("length", [kind.length]), lists.get("batch", [kind.batch])
         cases = sweep(kind, sizes, against=against or [], lengths=lengths, batches=batches, steps=lists.get("steps"))
     else:
-        cases = cases_of(named)
+        for option in (*sizes, *["against"] * bool(against), *(lists.keys() - {"steps"})):
+            raise ValueError(f"--{option} goes without --table: the cases of {table!r} have their own")
+        cases = tables.cases_of(named)
     cases = [replace(case, precision=precision) for case in cases]
     run.check(cases, found, repeat)
     qualities = [] if quality is None else plots.read_quality(quality)
@@ -225,12 +226,3 @@ def _measured(
                 told = report.as_json(here, results, table)
                 write_aside(to, lambda aside: aside.write_text(json_text(told, indent=1) + "\n"))  # noqa: B023
     return here, results
-
-
-def _table(kind: type[Case], name: str, sizes: Given, lists: dict[str, list[int]], against: list[str]) -> Table:
-    from maskless.bench.tables import table
-
-    found = table(name, kind, lists.get("steps"))
-    for option in (*sizes, *(["against"] if against else []), *(lists.keys() - {"steps"})):
-        raise ValueError(f"--{option} goes without --table: the cases of {name!r} have their own")
-    return found

@@ -4,21 +4,18 @@ from __future__ import annotations
 
 import math
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from rich.table import Table
 from rich.text import Text
 
 from maskless.cli import show
+from maskless.evaluate.genppl import Mean, TextPoint
+from maskless.evaluate.leak import Leak
+from maskless.evaluate.likelihood import Likelihood
+from maskless.evaluate.parallel import Parallel
+from maskless.evaluate.variance import Variance
 from maskless.terminal import Screen, say
 from maskless.train.report import or_unknown
-
-if TYPE_CHECKING:
-    from maskless.evaluate.genppl import Mean, TextPoint
-    from maskless.evaluate.leak import Leak
-    from maskless.evaluate.likelihood import Likelihood
-    from maskless.evaluate.parallel import Parallel
-    from maskless.evaluate.variance import Variance
 
 PIPED = 200  # columns where there is no terminal: numbers must not break
 

@@ -54,9 +54,8 @@ def reproduce(
     """
     from maskless.how import check_positive
     from maskless.paper.tables import table as find
-    from maskless.reproduce.jobs import Options
+    from maskless.reproduce.jobs import Options, scale
     from maskless.reproduce.plan import plan, sort_out
-    from maskless.reproduce.scale import scale
 
     if table is None:
         _list()

@@ -61,8 +61,8 @@ class Real:
         """This process's share, every so many-th picture, as squares of bytes.  (n, size, size, C)"""
         assert self.images is not None
         state = PartialState()
-        mine, split = (state.process_index, state.num_processes), {"split": self.split, "valid": self.valid}
-        found = self.images.pictures(size, channels=channels, on_broken=on_broken, share=mine, **split)
+        how: dict[str, Any] = {"split": self.split, "valid": self.valid, "channels": channels, "on_broken": on_broken}
+        found = self.images.pictures(size, share=(state.process_index, state.num_processes), **how)
         squares = (square for square, _, _ in found)
         while some := list(itertools.islice(squares, batch)):
             yield torch.from_numpy(np.stack(some))

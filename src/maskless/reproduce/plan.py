@@ -16,8 +16,7 @@ from maskless.data.tokens import INDEX, open_tokens
 from maskless.evaluate.inception import TORCH_FIDELITY
 from maskless.paper.line import DATASETS, Bound, Curve, Downstream, NetworkSpeed, Pictures, Table, Texts, Work
 from maskless.recipes import RECIPES, Recipe
-from maskless.reproduce.jobs import Cost, MissingError, Options, TableEntry, TableJob, TablePlan
-from maskless.reproduce.scale import OPTIONS
+from maskless.reproduce.jobs import OPTIONS, Cost, MissingError, Options, TableEntry, TableJob, TablePlan
 
 SHOWN = ("width", "layers", "steps", "batch", "learning_rate", "warmup", "initial")  # of a training, where they differ
 SIZES = ("layers", "width", "vocab", "length", "batch")
