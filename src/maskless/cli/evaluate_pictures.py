@@ -20,7 +20,7 @@ from maskless.decide import settled
 from maskless.evaluate import inception, sets
 from maskless.evaluate.images import SeenImages
 from maskless.evaluate.orders import image_ways
-from maskless.evaluate.sweep import ImagePoint, plot, sweep, table
+from maskless.evaluate.sweep import plot, sweep, table
 from maskless.files import json_text
 from maskless.how import How
 from maskless.images import codec_of, grid_of
@@ -67,8 +67,16 @@ def evaluate_pictures(
         del settings["regions"]  # as files of before have it
     swept = partial(sweep, sample, guidances, network, seen, out, score=network.classes > 0, settings=settings)
     points = show.sweeping(swept, len(guidances), samples, lambda point: f"w = {point.guidance:g}")
-    if PartialState().is_main_process:
-        _show_points(points, out, as_json)
+    if not PartialState().is_main_process:
+        return
+    curve = out.with_suffix(".png")
+    if len(points) > 1:
+        plot({out.stem: points}, curve)
+    if as_json:
+        print(out.read_text())
+        return
+    print(table(points))
+    show.note(f"figures: {out}" + (f"   curve: {curve}" if len(points) > 1 else ""))
 
 
 def evaluate_bound(
@@ -105,18 +113,6 @@ def evaluate_bound(
         print(json_text({name: one.as_dict() for name, one in found.items()}))
         return
     image_likelihoods(found)
-
-
-def _show_points(points: list[ImagePoint], to: Path, as_json: bool) -> None:
-    """Figures on stdout, and a curve beside their file where there are several."""
-    curve = to.with_suffix(".png")
-    if len(points) > 1:
-        plot({to.stem: points}, curve)
-    if as_json:
-        print(to.read_text())
-        return
-    print(table(points))
-    show.note(f"figures: {to}" + (f"   curve: {curve}" if len(points) > 1 else ""))
 
 
 def look(
