@@ -18,7 +18,7 @@ from typing import Any
 
 from maskless.checkpoint import Model, digest
 from maskless.drafts import OnStep
-from maskless.files import json_text, sweep, write_aside
+from maskless.files import json_text, sweep, write_aside, write_json
 from maskless.how import check_positive
 from maskless.images import class_ids, generate_images
 from maskless.texts import generate_texts
@@ -100,9 +100,9 @@ def picture_file(folder: Path, number: int, label: str | None) -> Path:
 
 def _make(folder: Path, shards: list[Shard], settings: dict[str, Any], resume: bool) -> None:
     """This process's share of the shards; in the end those of all processes are there."""
-    state, said = processes(), json_text(settings, indent=1) + "\n"
+    state = processes()
     mine = shards[state.process_index :: state.num_processes]
-    goes_on = resume and _goes_on(folder, json.loads(said))
+    goes_on = resume and _goes_on(folder, json.loads(json_text(settings)))
     folder.mkdir(parents=True, exist_ok=True)
     if state.is_local_main_process:
         with suppress(FileNotFoundError):  # another machine may do the same
@@ -112,7 +112,7 @@ def _make(folder: Path, shards: list[Shard], settings: dict[str, Any], resume: b
             file.unlink(missing_ok=True)
     state.wait_for_everyone()  # from here on nothing is removed
     if state.is_local_main_process:  # of each machine: folders need not be shared
-        write_aside(_settings(folder), lambda aside: aside.write_text(said))
+        write_json(_settings(folder), settings)
     for shard in mine:
         if not shard.done:
             shard.make()

@@ -12,7 +12,7 @@ from rich.measure import Measurement
 from maskless.cli import show
 from maskless.cli.checks import check_places, numbers
 from maskless.cli.options import DEVICE, JSON, Given, NeedsTorch, Option, Options, with_tables
-from maskless.files import json_text
+from maskless.files import json_text, write_json
 from maskless.terminal import Screen
 
 if TYPE_CHECKING:
@@ -185,7 +185,6 @@ def _exact(
     from maskless import api
     from maskless.bench import exact as bench
     from maskless.bench import machine
-    from maskless.files import write_aside
 
     for name in other:
         raise ValueError(f"--{name} with --exact: expected --batch, --against, --repeat, --device and --out at most")
@@ -195,13 +194,12 @@ def _exact(
     ways = bench.ways_of(models[0][1], models[1:])
     name = machine.name_of(found)
     with show.bar("sampling", len(ways) * len(batches) * (bench.WARM_UP + repeat)) as move:
-        timed = bench.measure(ways, batches, repeat=repeat, on_run=lambda what: move(1, description=what))
-        paces = list(timed)
-    told = json_text({"device": name, "results": [pace.as_dict() for pace in paces]}, indent=1) + "\n"
+        paces = list(bench.measure(ways, batches, repeat=repeat, on_run=lambda what: move(1, description=what)))
+    told = {"device": name, "results": [pace.as_dict() for pace in paces]}
     if out is not None:
-        write_aside(out, lambda aside: aside.write_text(told))
+        write_json(out, told)
     if as_json:
-        print(told, end="")
+        print(json_text(told, indent=1))
     else:
         show.out.print(bench.grid(paces, name))
 
@@ -211,7 +209,6 @@ def _measured(
 ) -> tuple[Machine, list[Timing]]:
     """Results of all cases, with a bar on stderr; `to` is written after each, so a stopped run leaves what it has."""
     from maskless.bench import machine, report, run
-    from maskless.files import write_aside
 
     results: list[Timing] = []
     with show.bar("measuring the machine", sum(run.runs_of(case, repeat) for case in cases)) as move:
@@ -223,6 +220,5 @@ def _measured(
         for result in run.measure(cases, here, repeat=repeat, on_run=on_run):
             results.append(result)
             if to is not None:
-                told = report.as_json(here, results, table)
-                write_aside(to, lambda aside: aside.write_text(json_text(told, indent=1) + "\n"))  # noqa: B023
+                write_json(to, report.as_json(here, results, table))
     return here, results

@@ -73,7 +73,7 @@ def evaluate_pictures(
     if len(points) > 1:
         plot({out.stem: points}, curve)
     if as_json:
-        print(out.read_text())
+        print(out.read_text(), end="")
         return
     print(table(points))
     show.note(f"figures: {out}" + (f"   curve: {curve}" if len(points) > 1 else ""))

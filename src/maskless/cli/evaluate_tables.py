@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from pathlib import Path
+from typing import Any
 
 from rich.table import Table
 from rich.text import Text
@@ -20,14 +21,15 @@ from maskless.train.report import or_unknown
 PIPED = 200  # columns where there is no terminal: numbers must not break
 
 
-def likelihoods(found: list[tuple[str, str, Likelihood, float, float | None]]) -> None:
-    """Bounds: the text, the estimator, the bound, bytes per token, and characters per byte where known."""
+def likelihoods(found: dict[str, dict[str, Any]]) -> None:
+    """Bounds, by text and estimator."""
+    digits = {"perplexity": 2, "nats": 4, "bits_per_byte": 4, "bits_per_character": 4}
     rows = []
-    for text, name, r, bytes_per_token, characters in found:
-        bits, share = r.bits_per_byte(bytes_per_token), r.error / max(r.nats, 1e-9)
-        cells = [_pm(value, value * share, 4) for value in (bits, bits / characters if characters else 0)]
-        nats = _pm(r.nats, r.error, 4)
-        rows.append([text, name, _perplexity(r), nats, cells[0], cells[1] if characters else "", f"{r.sequences:,}"])
+    for text, ways in found.items():
+        for way, one in ways.items():
+            errors = {unit: one.get(f"{unit}_error", one["error"]) for unit in digits}
+            cells = [_pm(one[unit], errors[unit], n) if unit in one else "" for unit, n in digits.items()]
+            rows.append([text, way, *cells, f"{one['sequences']:,}"])
     units = ["perplexity", "nats per token", "bits per byte", "bits per character"]
     _table(["text", "estimator", *units, "sequences"], rows)
 

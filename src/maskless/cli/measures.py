@@ -123,22 +123,20 @@ def _bound(
         ways = {BOTH_GROUPS: partial(likelihood, samples=samples), PAPERS: partial(likelihood, paper=True)}
     ways |= {way: exact(way) for way in EXACT} if chains(network) else {}
     ways |= {} if model.kind == "causal" else {GAPS: partial(over_rows, cost=gaps)}
-    rows: list[tuple[str, str, Likelihood, float, float | None]] = []
-    found: dict[str, Any] = {}
+    found: dict[str, dict[str, Any]] = {}
     for corpus in corpora:
         size, characters = corpus.bytes_per_token, None if corpus.codec is None else corpus.characters_per_byte()
         for way, of in ways.items():
             with show.bar(f"{way}: {Path(corpus.name).name}", min(sequences, len(corpus.rows))) as advance:
                 sizes = {"sequences": sequences, "batch": batch, "seed": seed}
                 r = of(network, corpus.rows, pad=corpus.pad, on_batch=advance, **sizes)
-            rows.append((corpus.name, way, r, size, characters))
             bits = r.bits_per_byte(size)
             units = {"bits_per_byte": bits, "bits_per_byte_error": bits * r.error / r.nats}
             if characters:
                 ends = ("", "_error")
                 units |= {f"bits_per_character{end}": units[f"bits_per_byte{end}"] / characters for end in ends}
             found.setdefault(corpus.name, {})[way] = r.as_dict() | units
-    return (found, lambda: tables.likelihoods(rows))
+    return (found, lambda: tables.likelihoods(found))
 
 
 def _steps(model: Model, steps: str | None, length: int | None) -> list[int]:
