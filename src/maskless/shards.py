@@ -11,7 +11,6 @@ import json
 import re
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -25,18 +24,7 @@ from maskless.texts import generate_texts
 from maskless.train.processes import processes
 
 TEXTS, PICTURES = 128, 64  # in a shard, which is computed at once
-
-
-@dataclass(frozen=True)
-class Shard:
-    """Files that one process makes at once."""
-
-    files: list[Path]
-    make: Callable[[], None]
-
-    @property
-    def done(self) -> bool:
-        return all(file.exists() for file in self.files)
+Shard = tuple[list[Path], Callable[[], None]]  # files that one process makes at once, and what makes them
 
 
 def write_texts(
@@ -57,7 +45,7 @@ def write_texts(
     if not resume and _settings(folder).exists() and any(folder.glob("texts-*.jsonl")):
         raise ValueError(f"{folder} holds texts already: continue with --resume, or name another --out")
     files = {first: folder / f"texts-{first // TEXTS:05}.jsonl" for first in range(0, n, TEXTS)}
-    shards = [Shard([file], partial(make, first, file)) for first, file in files.items()]
+    shards = [([file], partial(make, first, file)) for first, file in files.items()]
     _make(folder, shards, settings, resume)
     return len(files)
 
@@ -88,7 +76,7 @@ def write_pictures(
             write_aside(file, partial(one.image.save, format="png"), durable=False)
 
     settings = {"model": digest(model.network), "n": len(ids), "labels": labels, **how}
-    shards = [Shard(files[i : i + PICTURES], partial(make, i)) for i in range(0, len(files), PICTURES)]
+    shards = [(files[i : i + PICTURES], partial(make, i)) for i in range(0, len(files), PICTURES)]
     _make(folder, shards, settings, resume)
     return len(files)
 
@@ -98,7 +86,7 @@ def picture_file(folder: Path, number: int, label: str | None) -> Path:
     return folder / (re.sub(r"[^\w.-]+", "_", f"{number:05}-{label}" if label else f"{number:05}") + ".png")
 
 
-def _make(folder: Path, shards: list[Shard], settings: dict[str, Any], resume: bool) -> None:
+def _make(folder: Path, shards: Sequence[Shard], settings: dict[str, Any], resume: bool) -> None:
     """This process's share of the shards; in the end those of all processes are there."""
     state = processes()
     mine = shards[state.process_index :: state.num_processes]
@@ -108,14 +96,14 @@ def _make(folder: Path, shards: list[Shard], settings: dict[str, Any], resume: b
         with suppress(FileNotFoundError):  # another machine may do the same
             sweep(folder)
     if not goes_on:
-        for file in (file for shard in mine for file in shard.files):
+        for file in (file for files, _ in mine for file in files):
             file.unlink(missing_ok=True)
     state.wait_for_everyone()  # from here on nothing is removed
     if state.is_local_main_process:  # of each machine: folders need not be shared
         write_json(_settings(folder), settings)
-    for shard in mine:
-        if not shard.done:
-            shard.make()
+    for files, make in mine:
+        if not all(file.exists() for file in files):
+            make()
     state.wait_for_everyone()
 
 

@@ -25,7 +25,7 @@ from maskless.cli.options import Given
 from maskless.codec.text import TextCodec
 from maskless.evaluate.corpora import TextSet
 from maskless.evaluate.corpora import corpus as open_corpus
-from maskless.evaluate.genppl import TextPoint, mauve_installed, sweep
+from maskless.evaluate.genppl import Sample, TextPoint, mauve_installed, sweep
 from maskless.evaluate.judge import DEFAULT, Judge
 from maskless.evaluate.judge import judge as read_judge
 from maskless.evaluate.leak import leak
@@ -198,20 +198,12 @@ def _genppl(
     settings |= {"data": corpora[0].name if corpora else None, "mauve": features is not None}
     settings |= {"data_sha256": None if real is None else hashlib.sha256(json_text(real).encode()).hexdigest()}
     settings |= {"split": split} if corpora and split else {}
-    swept = partial(
-        sweep,
-        lambda first, count, K: draw(first, count, K) if K or real is None else real[first : first + count],
-        points_at,
-        texts,
-        by,
-        _codec(model),
-        out,
-        batch=batch,
-        device=model.device.type,
-        settings=settings,
-        reference=features,
-        keep_texts=save_texts,
-    )
+
+    def drawn(first: int, count: int, K: int) -> list[Sample]:
+        return draw(first, count, K) if K or real is None else real[first : first + count]
+
+    more: dict[str, Any] = {"device": model.device.type, "reference": features, "keep_texts": save_texts}
+    swept = partial(sweep, drawn, points_at, texts, by, _codec(model), out, batch=batch, settings=settings, **more)
     points: list[TextPoint] = show.sweeping(swept, len(points_at), texts, lambda point: f"{point.steps} steps")
     missing = "; MAUVE: not installed" if real and features is None else ""
     said = f"{texts:,} texts, {order or 'the default'} order; judge {by.name}{missing}"
