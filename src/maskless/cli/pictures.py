@@ -97,8 +97,7 @@ def draw(
     if (resume or launched_together()) and not shared:
         raise ValueError("--resume, and several processes, go with a folder as --out, without --gif and --heat")
     to = check_files(out, folder=each, heat=heat, gif=gif)
-    if how.get("noise") is not None and how.get("order", "halton") != "confidence":
-        raise ValueError(f"--noise is for --order confidence: the order is {how.get('order', 'halton')}")
+    _check_noise(**how)
     names = [_class(model, name) for name in label] or None
     if names and n is not None:
         check_positive(n=n)
@@ -159,8 +158,7 @@ def fill(
 ) -> None:
     """Redraw a part of a picture: what a mask does not keep, or a box."""
     to = check_files(out, compare=compare)
-    if how.get("noise") is not None and how.get("order", "halton") != "confidence":
-        raise ValueError(f"--noise is for --order confidence: the order is {how.get('order', 'halton')}")
+    _check_noise(**how)
     pixels = _read(picture)
     if pictures.is_sheet(picture):
         raise ValueError(f"{picture} is a sheet of images with captions: expected the file of a single image")
@@ -223,6 +221,11 @@ def _class(model: Model, label: str) -> str | int:
         names = f"{', '.join(model.classes)}, or " if model.classes else ""
         raise ValueError(f"unknown label {label}: expected {names}0 to {count - 1}")
     return int(label)
+
+
+def _check_noise(order: str = "halton", noise: float | None = None, **_: Any) -> None:
+    if noise is not None and order != "confidence":
+        raise ValueError(f"--noise is for --order confidence: the order is {order}")
 
 
 def _read(path: Path) -> np.ndarray:
