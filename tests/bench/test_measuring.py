@@ -200,7 +200,7 @@ def test_the_machine_is_measured(monkeypatch):
 
 def test_devices(monkeypatch):
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
-    assert find_device(None) == find_device("cpu") == CPU
+    assert find_device(None) == find_device("cpu") == find_device("cpu:0") == CPU
     with pytest.raises(ValueError, match="device 'cuda': torch sees no GPU here"):
         find_device("cuda")
     with pytest.raises(ValueError, match="unknown device 'tpu': expected one of cpu, cuda"):

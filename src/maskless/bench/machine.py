@@ -123,9 +123,8 @@ class Timing:
 
 
 def find_device(name: str | None) -> torch.device:
-    """The named device; by default the GPU where there is one."""
-    if name is None:
-        name = "cuda" if torch.cuda.is_available() else "cpu"
+    """The kind of device that is named, such as cuda:1; by default the GPU where there is one."""
+    name = (name or ("cuda" if torch.cuda.is_available() else "cpu")).partition(":")[0]
     check_name("device", name, DEVICES)
     if name == "cuda" and not torch.cuda.is_available():
         raise ValueError("device 'cuda': torch sees no GPU here, expected cpu")

@@ -142,7 +142,7 @@ def _bench(
     if quality is not None and plot is None:
         raise ValueError("--quality goes with --plot FILE.png, where it is drawn")
     check_places(plot, out)
-    found = machine.find_device(device and device.partition(":")[0])  # of several GPUs, DEVICE has chosen one
+    found = machine.find_device(device)  # of several GPUs, DEVICE has chosen one
     precision = precision or ("bf16" if found.type == "cuda" else "fp32")
     lists = {n: list(dict.fromkeys(numbers(n, given[n], int, "32,128"))) for n in LISTS if n in given}
     sizes = {name: value for name, value in given.items() if name not in LISTS}
