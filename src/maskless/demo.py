@@ -104,7 +104,7 @@ class Page:
 
 
 def _write(console: Console, model: Model, prompt: str, seed: int) -> None:
-    codec, length = _codec(model), model.config.length
+    codec, length = model.text_codec, model.config.length
     given = (model.lead + codec.encode(prompt))[: length - 1]
     page = Page(codec, given + [0] * (length - len(given)), [i < len(given) for i in range(length)])
     steps = min(STORY_STEPS, length - len(given))
@@ -113,7 +113,7 @@ def _write(console: Console, model: Model, prompt: str, seed: int) -> None:
 
 
 def _fill(console: Console, model: Model, text: str, seed: int) -> None:
-    codec, lead = _codec(model), model.lead
+    codec, lead = model.text_codec, model.lead
     template = parse_gaps(codec, text)
     page = Page(codec, lead + template.tokens, [True] * len(lead) + template.known)
     steps = min(FILL_STEPS, template.known.count(False))
@@ -180,9 +180,3 @@ def _race(models: dict[str, Model], seed: int) -> Table:
         table.add_row(name, kind, str(1 + max(texts[0].steps)), f"{speeds[-1]:,.0f}")
     table.caption, table.caption_justify = f"{speeds[0] / speeds[1]:.1f} times the speed", "left"
     return table
-
-
-def _codec(model: Model) -> TextCodec:
-    if not isinstance(model.codec, TextCodec):
-        raise ValueError("the demonstration begins with a text model that brings its tokenizer")
-    return model.codec

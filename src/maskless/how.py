@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import inspect
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, TypedDict, TypeVar
 
@@ -29,6 +29,19 @@ Function = TypeVar("Function", bound=Callable[..., Any])
 def choice(default: Any, help: str, *, least: float | None = None, range: str = "", of: tuple[str, ...] = ()) -> Any:
     """A field with what is said about it: help, the smallest value and the range in words, or the known names."""
     return field(default=default, metadata={"help": help, "least": least, "range": range, "of": of})
+
+
+def check_name(what: str, name: object, known: Collection[str]) -> None:
+    """Raise a ValueError about a name that is not known; it lists those that are."""
+    if name not in known:
+        raise ValueError(f"unknown {what} {name!r}: expected one of {', '.join(known)}")
+
+
+def check_positive(**numbers: int) -> None:
+    """Raise a ValueError about the first of these numbers that is less than 1."""
+    for name, value in numbers.items():
+        if value < 1:
+            raise ValueError(f"{name} {value} is out of range: expected 1 or more")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -81,8 +94,8 @@ class How:
     def __post_init__(self) -> None:
         for name, about in self.__dataclass_fields__.items():
             value, least, of = getattr(self, name), about.metadata["least"], about.metadata["of"]
-            if value is not None and of and value not in of:
-                raise ValueError(f"unknown {name} {value!r}: expected one of {', '.join(of)}")
+            if value is not None and of:
+                check_name(name, value, of)
             if value is not None and least is not None and not least <= value < math.inf:
                 raise ValueError(f"{name} {value} is out of range: expected {about.metadata['range']}")
         if self.top_p is not None and not 0 < self.top_p <= 1:

@@ -22,7 +22,7 @@ from maskless.checkpoint import Model, check_ids
 from maskless.codec.vq import ImageCodec, to_images, to_pixels
 from maskless.decide import decide, drafts_of
 from maskless.drafts import OnStep, numbered_from
-from maskless.how import How
+from maskless.how import How, check_positive
 from maskless.logits import row_keys
 
 
@@ -55,8 +55,7 @@ def generate_images(
     can share a seed. The other keywords are those of `How`.
     """
     settings, ids = How(**how), class_ids(model, labels, n, first)
-    if batch < 1:
-        raise ValueError(f"batch {batch} is out of range: expected 1 or more")
+    check_positive(batch=batch)
     pictures: list[Picture] = []
     for begin in range(0, len(ids), batch):
         part = ids[begin : begin + batch]

@@ -16,6 +16,7 @@ from PIL.PngImagePlugin import PngInfo
 from torch import Tensor
 
 from maskless.files import write_aside
+from maskless.how import check_positive
 
 T = TypeVar("T")
 PAPER, INK, FAINT, ACCENT = (255, 255, 255), (34, 34, 34), (110, 110, 110), (214, 80, 32)
@@ -289,8 +290,8 @@ def _shortened(text: str, font: Any, width: float) -> str:
 
 
 def _columns(count: int, columns: int | None) -> int:
-    if columns is not None and columns < 1:
-        raise ValueError(f"columns {columns} is out of range: expected 1 or more")
+    if columns is not None:
+        check_positive(columns=columns)
     return columns or min(10, -(-count // max(1, int((count / 1.6) ** 0.5))))
 
 

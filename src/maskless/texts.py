@@ -12,7 +12,7 @@ from maskless.checkpoint import Model, Numbers, check_rows, whole
 from maskless.codec.text import TextCodec, parse_gaps
 from maskless.decide import Sampled, decide, drafts_of
 from maskless.drafts import OnStep, numbered_from
-from maskless.how import Choices, How, spelled_out
+from maskless.how import Choices, How, check_positive, spelled_out
 from maskless.logits import row_keys
 
 BATCH = 128  # texts that are computed at once
@@ -67,9 +67,7 @@ def generate_texts(
             f"length {length} is out of range: expected {len(given) + 1} to {context}, "
             f"more than the {len(given)} tokens given and at most the model's context"
         )
-    for name, value in (("n", n), ("batch", batch)):
-        if value < 1:
-            raise ValueError(f"{name} {value} is out of range: expected 1 or more")
+    check_positive(n=n, batch=batch)
     texts: list[Text] = []
     some = TURNS * batch if settings.exact else batch
     for begin in range(0, n, some):
@@ -113,8 +111,7 @@ def fill_text(
         return filled[0] if isinstance(text, str) else filled
     if not isinstance(text, str):
         raise ValueError(f"n {n} goes with one text: expected no list of them")
-    if n < 1:
-        raise ValueError(f"n {n} is out of range: expected 1 or more")
+    check_positive(n=n)
     ways: list[Text] = []
     for begin in range(0, n, BATCH):
         rows = min(BATCH, n - begin)

@@ -16,7 +16,7 @@ from PIL import Image
 from run_folders import leftovers, weights
 from typer.testing import CliRunner
 
-from maskless.cli.codec import train_codec as command
+from maskless.cli.train import train_codec as command
 from maskless.codec.vq import VQ, read_codec, to_images, to_pixels
 from maskless.evaluate.images import fid, look
 from maskless.evaluate.inception import features
