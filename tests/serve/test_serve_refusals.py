@@ -229,7 +229,7 @@ def test_a_step_that_does_not_come_back_is_not_waited_for(slow):
 
 def test_a_stream_that_nobody_reads_is_cut_off(server):
     host = server.hosts["pgm"]
-    drafts = texts.drafts_of(host, texts.from_template(host, "a [3]"), How())
+    drafts = texts.drafts_of(host, [texts.from_template(host, "a [3]")], How())
 
     async def unread():
         state = State([host], Limits(seconds=0.1), Metrics())

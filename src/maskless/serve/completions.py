@@ -11,12 +11,8 @@ import time
 import uuid
 from typing import Any
 
-import torch
-
-from maskless import decide
 from maskless.drafts import Drafts
 from maskless.how import How
-from maskless.logits import row_keys
 from maskless.serve import texts
 from maskless.serve.host import Host
 from maskless.serve.requests import CompletionRequest
@@ -35,23 +31,8 @@ class Completion:
         self.stops = [body.stop] if isinstance(body.stop, str) else [stop for stop in body.stop or [] if stop]
 
     def drafts(self, how: How) -> Drafts:
-        """What is to be decided: n times each prompt. A row is the same whatever the others are."""
-        host, n = self.host, self.body.n
-        L = max(len(one.tokens) for one in self.gapped)
-        if L > host.length:
-            raise ValueError(f"the text is {L} tokens long with its gaps: expected at most {host.length}")
-        rows = len(self.gapped) * n
-        tokens = torch.zeros(rows, L, dtype=torch.long)
-        known, wanted, spaced = torch.zeros(3, rows, L).bool()
-        for row in range(rows):
-            one = self.gapped[row // n]
-            given = torch.tensor([token is not None for token in one.tokens])
-            tokens[row, : len(given)] = torch.tensor([token or 0 for token in one.tokens])
-            known[row, : len(given)], wanted[row, : len(given)] = given, ~given
-            spaced[row, sorted(one.spaced)] = True
-        keys = row_keys(how.seed, torch.arange(n).repeat(len(self.gapped)))
-        how = host.within(how, self.body.max_tokens)
-        return host.checked(decide.drafts_of(host.model, tokens, known, keys, how, wanted=wanted, spaced=spaced))
+        """What is to be decided: n times each prompt."""
+        return texts.drafts_of(self.host, self.gapped, how, self.body.n)
 
     def answer(self, drafts: Drafts) -> dict[str, Any]:
         choices = []

@@ -8,19 +8,16 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import hmac
-import json
 import re
 import time
-from collections.abc import Awaitable, Callable, MutableMapping
 from typing import Any
 
-from maskless.serve.host import Limits
-from maskless.serve.metrics import Metrics
+from starlette.datastructures import Headers, MutableHeaders
+from starlette.responses import JSONResponse
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-Message = MutableMapping[str, Any]
-Receive = Callable[[], Awaitable[Message]]
-Send = Callable[[Message], Awaitable[None]]
-App = Callable[[MutableMapping[str, Any], Receive, Send], Awaitable[None]]
+from maskless.serve.host import LOOPBACK, Limits
+from maskless.serve.metrics import Metrics
 
 POLICY = (
     "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' data: blob:; connect-src 'self'; "
@@ -34,10 +31,10 @@ HEADERS = {
     "cross-origin-opener-policy": "same-origin",
     "cross-origin-resource-policy": "same-origin",
     "permissions-policy": "camera=(), microphone=(), geolocation=()",
+    "cache-control": "no-store",
 }
-CLOSE = (b"connection", b"close")
-MORE = {401: (b"www-authenticate", b"Bearer"), 503: (b"retry-after", b"1"), 408: CLOSE, 413: CLOSE}  # of a refusal
-LOOPBACK = {"127.0.0.1", "localhost", "::1"}
+CLOSE = {"connection": "close"}
+MORE = {401: {"www-authenticate": "Bearer"}, 503: {"retry-after": "1"}, 408: CLOSE, 413: CLOSE}  # of an error
 PATIENCE = 10.0  # seconds in which a request's body has to arrive
 LISTS = 1 << 13  # lists and objects of a body: to read half a million empty ones takes a second
 TEXT = re.compile(rb'"[^"\\]*+(?:\\.[^"\\]*+)*+"?', re.DOTALL)  # of JSON, also one that does not end
@@ -59,18 +56,23 @@ def problem(message: str, status: int) -> dict[str, Any]:
     return {"error": {"message": text, "type": kind, "code": status}}
 
 
+def refusal(message: str, status: int) -> JSONResponse:
+    """The answer that is an error."""
+    return JSONResponse(problem(message, status), status, headers=MORE.get(status))
+
+
 class Guard:
     """Wraps an application; `paths` are those that metrics name, others count as one."""
 
     def __init__(
-        self, app: App, metrics: Metrics, limits: Limits, *, key: str | None, local: bool, paths: frozenset[str]
+        self, app: ASGIApp, metrics: Metrics, limits: Limits, *, key: str | None, local: bool, paths: frozenset[str]
     ):
         self.app, self.metrics, self.body, self.paths = app, metrics, limits.body, paths
         self.running, self.most = 0, limits.connections - limits.connections // 8
         self.key = None if key is None else key.encode()
         self.local = local  # bound to this machine: only its own names may stand in Host, which stops DNS rebinding
 
-    async def __call__(self, scope: MutableMapping[str, Any], receive: Receive, send: Send) -> None:
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
             if scope["type"] == "lifespan":
                 await self.app(scope, receive, send)
@@ -80,48 +82,43 @@ class Guard:
         async def sending(message: Message) -> None:
             nonlocal status
             if message["type"] == "http.response.start":
-                status = message["status"]
-                own = {name for name, _ in message.get("headers", [])}
-                more = [(k.encode(), v.encode()) for k, v in HEADERS.items() if k.encode() not in own]
-                if b"cache-control" not in own:
-                    more.append((b"cache-control", b"no-store"))
-                message = {**message, "headers": [*message.get("headers", []), *more]}
+                status, headers = message["status"], MutableHeaders(scope=message)
+                for name, value in HEADERS.items():
+                    headers.setdefault(name, value)
             await send(message)
 
         self.running += 1
         try:
             if self.running > self.most:
                 raise RefusedError(503, f"too many requests at once: {self.most} are under way, try again in a moment")
-            headers = {name.lower(): value for name, value in scope["headers"]}
+            headers = Headers(scope=scope)
             self._check(scope, headers)
             received = await self._whole(headers, receive) if scope["method"] in ("POST", "PUT", "PATCH") else receive
             await self.app(scope, received, sending)
-        except RefusedError as refusal:
-            await _refuse(refusal, sending)
+        except RefusedError as refused:
+            await refusal(refused.message, refused.status)(scope, receive, sending)
         finally:
             self.running -= 1
             path = scope["path"] if scope["path"] in self.paths else "other"
             self.metrics.seen(path, status, time.monotonic() - begun)
 
-    def _check(self, scope: MutableMapping[str, Any], headers: dict[bytes, bytes]) -> None:
-        path = scope["path"]
-        host = headers.get(b"host", b"").decode("latin-1")
+    def _check(self, scope: Scope, headers: Headers) -> None:
+        path, host = scope["path"], headers.get("host", "")
         name = host[1:].split("]")[0] if host.startswith("[") else host.split(":")[0]
         if self.local and name.lower() not in LOOPBACK:
             raise RefusedError(421, f"unknown host {name[:80]!r}: this server answers to localhost only")
         if self.key is not None and (path.startswith("/v1/") or path == "/metrics"):
-            kind, _, given = headers.get(b"authorization", b"").partition(b" ")
-            if kind.lower() != b"bearer" or not hmac.compare_digest(given.strip(), self.key):
+            kind, _, given = headers.get("authorization", "").partition(" ")
+            if kind.lower() != "bearer" or not hmac.compare_digest(given.strip().encode("latin-1"), self.key):
                 raise RefusedError(401, "a key is needed: send the header 'Authorization: Bearer KEY'")
         if scope["method"] == "POST":
-            content = headers.get(b"content-type", b"").split(b";")[0].strip().lower()
-            if content != b"application/json":  # also what keeps other sites' forms out
-                shown = content.decode("latin-1")[:80] or "nothing"
-                raise RefusedError(415, f"content-type is {shown}: expected application/json")
+            content = headers.get("content-type", "").split(";")[0].strip().lower()
+            if content != "application/json":  # also what keeps other sites' forms out
+                raise RefusedError(415, f"content-type is {content[:80] or 'nothing'}: expected application/json")
 
-    async def _whole(self, headers: dict[bytes, bytes], receive: Receive) -> Receive:
+    async def _whole(self, headers: Headers, receive: Receive) -> Receive:
         """The body, read up to the limit; what is received after it is whether the client is still there."""
-        length = headers.get(b"content-length", b"0")
+        length = headers.get("content-length", "0")
         if length.isdigit() and int(length) > self.body:
             await _drain(receive)
             raise RefusedError(413, f"the request is {int(length):,} bytes long: expected at most {self.body:,}")
@@ -177,12 +174,3 @@ async def _drain(receive: Receive) -> None:
         if message is None or message["type"] == "http.disconnect" or not message.get("more_body", False):
             return
         size += len(message.get("body", b""))
-
-
-async def _refuse(refusal: RefusedError, send: Send) -> None:
-    body = json.dumps(problem(refusal.message, refusal.status)).encode()
-    headers = [(b"content-type", b"application/json"), (b"content-length", str(len(body)).encode())]
-    if refusal.status in MORE:
-        headers.append(MORE[refusal.status])
-    await send({"type": "http.response.start", "status": refusal.status, "headers": headers})
-    await send({"type": "http.response.body", "body": body})

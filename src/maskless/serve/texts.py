@@ -37,24 +37,23 @@ def blanks(text: str) -> str:
 
 def from_template(host: Host, text: str) -> Gapped:
     """ "The [8] sat on ___." as tokens."""
-    return _led(host, parse_gaps(host.text, text, host.length))
+    return _led(host, [], parse_gaps(host.text, text, host.length))
 
 
 def between(host: Host, prompt: str | list[int], gap: int, suffix: str) -> Gapped:
     """A gap of so many tokens between two texts, in which nothing is read as a gap; a prompt may be tokens."""
     if isinstance(prompt, str):
-        return _led(host, lay_out(host.text, [prompt, gap, suffix], host.length))
+        return _led(host, [], lay_out(host.text, [prompt, gap, suffix], host.length))
     if prompt[: len(host.lead)] == host.lead:
         prompt = prompt[len(host.lead) :]
-    behind = lay_out(host.text, [gap, suffix], host.length)
-    tokens = [token if known else None for token, known in zip(behind.tokens, behind.known, strict=True)]
-    return Gapped([*host.lead, *prompt, *tokens], frozenset(), len(host.lead))
+    return _led(host, prompt, lay_out(host.text, [gap, suffix], host.length))
 
 
-def _led(host: Host, template: Template) -> Gapped:
-    lead = host.lead
+def _led(host: Host, prompt: list[int], template: Template) -> Gapped:
+    """A template behind what leads every sequence, and behind a prompt."""
+    before = [*host.lead, *prompt]
     tokens = [token if known else None for token, known in zip(template.tokens, template.known, strict=True)]
-    return Gapped([*lead, *tokens], frozenset(len(lead) + i for i in template.spaced), len(lead))
+    return Gapped([*before, *tokens], frozenset(len(before) + i for i in template.spaced), len(host.lead))
 
 
 def from_prompt(host: Host, prompt: str, length: int | None) -> Gapped:
@@ -81,19 +80,42 @@ def from_tokens(host: Host, tokens: Sequence[int | None], spaced: Sequence[int])
     return Gapped(list(tokens), frozenset(spaced), led)
 
 
-def drafts_of(host: Host, gapped: Gapped, how: How, n: int = 1) -> Drafts:
-    """n drafts that fill the same gaps, each with numbers of its own: row i of a seed is the same whatever n is."""
-    L, unknown = len(gapped.tokens), sum(token is None for token in gapped.tokens)
+def drafts_of(host: Host, gapped: Sequence[Gapped], how: How, n: int = 1) -> Drafts:
+    """n drafts of each text, each with numbers of its own: row i of a seed is the same whatever the others are."""
+    rows, L = n * len(gapped), max(len(one.tokens) for one in gapped)
+    unknown = max(one.tokens.count(None) for one in gapped)
     if L > host.length:
         raise ValueError(f"the text is {L} tokens long with its gaps: expected at most {host.length}")
     if not unknown:
         raise ValueError("nothing to decide: every token is known")
-    tokens = torch.tensor([0 if token is None else token for token in gapped.tokens]).repeat(n, 1)
-    known = torch.tensor([token is not None for token in gapped.tokens]).repeat(n, 1)
-    spaced = torch.zeros(n, L, dtype=torch.bool)
-    spaced[:, sorted(gapped.spaced)] = True
-    keys, how = row_keys(how.seed, torch.arange(n)), host.within(how, unknown)
-    return host.checked(decide.drafts_of(host.model, tokens, known, keys, how, spaced=spaced))
+    tokens = torch.zeros(rows, L, dtype=torch.long)
+    known, wanted, spaced = torch.zeros(3, rows, L).bool()
+    for number, one in enumerate(gapped):
+        own, end = slice(number * n, (number + 1) * n), len(one.tokens)
+        given = torch.tensor([token is not None for token in one.tokens])
+        tokens[own, :end] = torch.tensor([token or 0 for token in one.tokens])
+        known[own, :end], wanted[own, :end] = given, ~given
+        spaced[own, sorted(one.spaced)] = True
+    keys, how = row_keys(how.seed, torch.arange(n).repeat(len(gapped))), host.within(how, unknown)
+    return host.checked(decide.drafts_of(host.model, tokens, known, keys, how, wanted=wanted, spaced=spaced))
+
+
+def probe(host: Host, tokens: Sequence[int | None], position: int, k: int) -> Drafts:
+    """A draft of one step that decides a single position, all other known tokens given, and keeps k alternatives."""
+    if host.causal:
+        raise ValueError(f"{host.name} writes from left to right: alternatives need a model that knows both sides")
+    given = from_tokens(host, tokens, []).tokens
+    L = len(given)
+    if position >= L or L > host.length:
+        raise ValueError(f"position {position} of {L} tokens: expected one of them, and at most {host.length}")
+    wanted = torch.arange(L)[None] == position
+    known = torch.tensor([[token is not None for token in given]]) & ~wanted
+    key, how = row_keys(0, torch.zeros(1, dtype=torch.long)), How(steps=1, order="random")
+    drafts = decide.drafts_of(
+        host.model, torch.tensor([[token or 0 for token in given]]), known, key, how, wanted=wanted
+    )
+    drafts.top = k
+    return drafts
 
 
 def _about(host: Host, gapped: Gapped, drafts: Drafts) -> dict[str, Any]:
