@@ -11,6 +11,7 @@ from typing import Any
 
 from fastapi import APIRouter, Request
 
+from maskless.codec.text import Template
 from maskless.serve import pictures, texts
 from maskless.serve.completions import Completion
 from maskless.serve.host import Host
@@ -43,17 +44,17 @@ def text_routes(state: State) -> APIRouter:
     @router.post("/v1/generate", response_model=TextAnswer, responses=STREAMS, summary="Write texts from a prompt")
     async def generate(request: Request, body: GenerateRequest) -> Any:
         host = state.host(body.model)
-        gapped = await asyncio.to_thread(texts.from_prompt, host, body.prompt, body.length)
-        return await _filled(state, request, host, gapped, body)
+        template = await asyncio.to_thread(texts.from_prompt, host, body.prompt, body.length)
+        return await _filled(state, request, host, template, body)
 
     @router.post("/v1/fill", response_model=TextAnswer, responses=STREAMS, summary="Fill the gaps of a text")
     async def fill(request: Request, body: FillRequest) -> Any:
         host = state.host(body.model)
         if body.text is not None:
-            gapped = await asyncio.to_thread(texts.from_template, host, texts.blanks(body.text))
+            template = await asyncio.to_thread(texts.from_template, host, texts.blanks(body.text))
         else:
-            gapped = texts.from_tokens(host, body.tokens or [], body.spaced)
-        return await _filled(state, request, host, gapped, body)
+            template = texts.from_tokens(host, body.tokens or [], body.spaced)
+        return await _filled(state, request, host, template, body)
 
     @router.post("/v1/alternatives", response_model=AlternativesAnswer, summary="Alternatives at a position")
     async def alternatives(request: Request, body: AlternativesRequest) -> Any:
@@ -97,10 +98,10 @@ def _check_rows(state: State, n: int) -> None:
         raise ValueError(f"n is {n}: expected at most {state.limits.rows} texts in a request")
 
 
-async def _filled(state: State, request: Request, host: Host, gapped: texts.Gapped, body: TextSampling) -> Any:
+async def _filled(state: State, request: Request, host: Host, template: Template, body: TextSampling) -> Any:
     """Filled texts, whole or step by step."""
     _check_rows(state, body.n)
-    drafts = await asyncio.to_thread(texts.drafts_of, host, [gapped], how_of(body), body.n)
+    drafts = await asyncio.to_thread(texts.drafts_of, host, [template], how_of(body), body.n)
 
     async def landed(steps: Steps, seconds: float) -> list[bytes]:
         return [event("step", one | {"seconds": round(seconds, 4)}) for one in texts.landings(host, steps)]
@@ -110,9 +111,9 @@ async def _filled(state: State, request: Request, host: Host, gapped: texts.Gapp
         body,
         host,
         drafts,
-        opening=lambda: [event("start", texts.opening(host, gapped, drafts))],
+        opening=lambda: [event("start", texts.opening(host, template, drafts))],
         landed=landed,
-        answer=partial(texts.answer, host, gapped, drafts),
+        answer=partial(texts.answer, host, template, drafts),
     )
 
 
