@@ -18,7 +18,7 @@ from pathlib import Path
 
 import numpy as np
 
-from maskless.data import image_arrays, image_hub, sources
+from maskless.data import hub, image_arrays, sources
 from maskless.data.image_files import (
     PICTURES,
     TARS,
@@ -183,7 +183,7 @@ def _is_hub(given: str | Path) -> bool:
 
 def _resolve(given: str | Path, limits: InputLimits) -> ImageSource:
     if isinstance(given, str) and _is_hub(given):
-        return image_hub.dataset(given.removeprefix("hf:"))
+        return hub.pictures(given.removeprefix("hf:"))
     path = Path(given)
     if not path.exists():
         raise ValueError(f"{given}: no such file or folder; expected {_EXPECTED}")
@@ -230,7 +230,7 @@ def _recognise(files: Store) -> ImageSource:
 
 def _has_pictures(given: str | Path, limits: InputLimits) -> bool:
     if isinstance(given, str) and _is_hub(given):
-        return image_hub.has_images(given.removeprefix("hf:"))
+        return hub.has_images(given.removeprefix("hf:"))
     path = Path(given)
     if not path.exists():
         return False

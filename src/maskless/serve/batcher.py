@@ -19,9 +19,8 @@ from maskless.drafts import Drafts, Step
 from maskless.engine import Slots
 from maskless.nn import device_of
 from maskless.sampling import Plain, cells_of
-from maskless.serve.fair_share import FairShare
 from maskless.serve.rows import ActiveSequence, advance, batches, begin, due
-from maskless.serve.shares import shares
+from maskless.serve.shares import FairShare, shares
 
 log = logging.getLogger("maskless.serve")
 

@@ -20,7 +20,7 @@ from maskless.images import codec_of, grid_of
 from maskless.nn.causal import CausalTransformer
 from maskless.nn.partition import chains
 from maskless.serve.batcher import Batcher
-from maskless.serve.fair_share import FairShare
+from maskless.serve.shares import FairShare
 
 LOOPBACK = {"127.0.0.1", "localhost", "::1"}  # names of this machine
 FILES = 256  # descriptors that connections leave free: for files, and for what is accepted before it is refused
