@@ -119,23 +119,21 @@ class Guard:
     async def _whole(self, headers: Headers, receive: Receive) -> Receive:
         """The body, read up to the limit; what is received after it is whether the client is still there."""
         length = headers.get("content-length", "0")
-        if length.isdigit() and int(length) > self.body:
+        if length.isdecimal() and int(length) > self.body:
             await _drain(receive)
             raise RefusedError(413, f"the request is {int(length):,} bytes long: expected at most {self.body:,}")
-        body = bytearray()
-        deadline = time.monotonic() + PATIENCE
-        while True:
-            message = await _received(receive, deadline)
-            if message is None:
-                raise RefusedError(408, f"the request did not arrive within {PATIENCE:.0f} seconds")
-            if message["type"] == "http.disconnect":
-                break
-            body += message.get("body", b"")
-            if len(body) > self.body:
-                await _drain(receive)
-                raise RefusedError(413, f"the request is longer than {self.body:,} bytes")
-            if not message.get("more_body", False):
-                break
+        body, more = bytearray(), True
+        try:
+            async with asyncio.timeout(PATIENCE):
+                while more and len(body) <= self.body:
+                    message = await receive()
+                    body += message.get("body", b"")
+                    more = message.get("more_body", False)  # of a client that has left: no more
+        except TimeoutError:
+            raise RefusedError(408, f"the request did not arrive within {PATIENCE:.0f} seconds") from None
+        if len(body) > self.body:
+            await _drain(receive)
+            raise RefusedError(413, f"the request is longer than {self.body:,} bytes")
         if (lists := _lists(body)) > LISTS:
             raise RefusedError(413, f"the request has {lists:,} lists and objects: expected at most {LISTS:,}")
         whole: Message | None = {"type": "http.request", "body": bytes(body), "more_body": False}
@@ -159,18 +157,12 @@ def _lists(body: bytearray) -> int:
     return bare.count(b"[") + bare.count(b"{")
 
 
-async def _received(receive: Receive, deadline: float) -> Message | None:
-    """The next message, or None where it does not come in time."""
-    with contextlib.suppress(TimeoutError):
-        return await asyncio.wait_for(receive(), max(0.0, deadline - time.monotonic()))
-    return None
-
-
 async def _drain(receive: Receive) -> None:
     """Read on for a while and forget it: a client that is still sending would not see why it is refused."""
-    size, deadline = 0, time.monotonic() + DRAINING
-    while size < DRAINED:
-        message = await _received(receive, deadline)
-        if message is None or message["type"] == "http.disconnect" or not message.get("more_body", False):
-            return
-        size += len(message.get("body", b""))
+    size, more = 0, True
+    with contextlib.suppress(TimeoutError):
+        async with asyncio.timeout(DRAINING):
+            while more and size < DRAINED:
+                message = await receive()
+                size += len(message.get("body", b""))
+                more = message.get("more_body", False)

@@ -14,7 +14,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import Any
 
 from maskless.drafts import Drafts, Step
-from maskless.serve.batcher import Batcher, Job, LateError
+from maskless.serve.batcher import LATE, Batcher, BusyError, Job
 
 Steps = list[Step]
 KEEP_ALIVE = 15.0  # seconds without an event after which a comment is sent
@@ -33,7 +33,7 @@ class Ticket:
         on_step = self._landed if watched else None
         self.job = Job(drafts, on_end=self._say, on_step=on_step, deadline=self.begun + seconds)
         batcher.submit(self.job)
-        self.timer = self.loop.call_later(seconds, self._say, LateError())  # also where a step does not come back
+        self.timer = self.loop.call_later(seconds, self._say, BusyError(LATE))  # also where a step does not come back
 
     @property
     def seconds(self) -> float:
