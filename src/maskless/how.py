@@ -28,7 +28,7 @@ Function = TypeVar("Function", bound=Callable[..., Any])
 def choice(
     default: Any, help: str, *, least: float | None = None, zero: str = "", unit: str = "", of: tuple[str, ...] = ()
 ) -> Any:
-    """A field with what is said about it: help, the smallest value, what 0 means and what is counted; or known names."""
+    """A field with what is said about it: help, the least value, what 0 means and what is counted; or known names."""
     meaning = f" ({zero})" if zero else ""
     range = "" if least is None else f"{least}{meaning} or more {unit}".rstrip()
     return field(default=default, metadata={"help": help, "least": least, "range": range, "of": of})

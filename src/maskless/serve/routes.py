@@ -12,23 +12,9 @@ from typing import Any
 from fastapi import APIRouter, Request
 
 from maskless.codec.text import Template
-from maskless.serve import pictures, texts
+from maskless.serve import pictures, requests, texts
 from maskless.serve.completions import Completion
 from maskless.serve.host import Host
-from maskless.serve.requests import (
-    AlternativesAnswer,
-    AlternativesRequest,
-    CompletionAnswer,
-    CompletionRequest,
-    FillRequest,
-    GenerateRequest,
-    PictureAnswer,
-    PictureFillRequest,
-    PictureRequest,
-    PictureSampling,
-    TextAnswer,
-    TextSampling,
-)
 from maskless.serve.state import State, how_of
 from maskless.serve.tickets import Steps, event
 
@@ -41,14 +27,16 @@ def text_routes(state: State) -> APIRouter:
     """Generate, fill, alternatives and completions."""
     router = APIRouter(tags=["text"])
 
-    @router.post("/v1/generate", response_model=TextAnswer, responses=STREAMS, summary="Write texts from a prompt")
-    async def generate(request: Request, body: GenerateRequest) -> Any:
+    @router.post(
+        "/v1/generate", response_model=requests.TextAnswer, responses=STREAMS, summary="Write texts from a prompt"
+    )
+    async def generate(request: Request, body: requests.GenerateRequest) -> Any:
         host = state.host(body.model)
         template = await asyncio.to_thread(texts.from_prompt, host, body.prompt, body.length)
         return await _filled(state, request, host, template, body)
 
-    @router.post("/v1/fill", response_model=TextAnswer, responses=STREAMS, summary="Fill the gaps of a text")
-    async def fill(request: Request, body: FillRequest) -> Any:
+    @router.post("/v1/fill", response_model=requests.TextAnswer, responses=STREAMS, summary="Fill the gaps of a text")
+    async def fill(request: Request, body: requests.FillRequest) -> Any:
         host = state.host(body.model)
         if body.text is not None:
             template = await asyncio.to_thread(texts.from_template, host, texts.blanks(body.text))
@@ -56,8 +44,8 @@ def text_routes(state: State) -> APIRouter:
             template = texts.from_tokens(host, body.tokens or [], body.spaced)
         return await _filled(state, request, host, template, body)
 
-    @router.post("/v1/alternatives", response_model=AlternativesAnswer, summary="Alternatives at a position")
-    async def alternatives(request: Request, body: AlternativesRequest) -> Any:
+    @router.post("/v1/alternatives", response_model=requests.AlternativesAnswer, summary="Alternatives at a position")
+    async def alternatives(request: Request, body: requests.AlternativesRequest) -> Any:
         host = state.host(body.model)
         drafts = texts.probe(host, body.tokens, body.position, body.k)
         await state.whole(request, host, drafts)
@@ -65,8 +53,8 @@ def text_routes(state: State) -> APIRouter:
         some = [{"token": t, "text": host.piece(t), "probability": texts.rounded(p)} for t, p in found]
         return {"model": host.name, "position": body.position, "alternatives": some}
 
-    @router.post("/v1/completions", response_model=CompletionAnswer, responses=STREAMS, summary="As OpenAI's")
-    async def completions(request: Request, body: CompletionRequest) -> Any:
+    @router.post("/v1/completions", response_model=requests.CompletionAnswer, responses=STREAMS, summary="As OpenAI's")
+    async def completions(request: Request, body: requests.CompletionRequest) -> Any:
         return await _completed(state, request, state.host(body.model), body)
 
     return router
@@ -76,13 +64,15 @@ def picture_routes(state: State) -> APIRouter:
     """Draw a picture of a class, or redraw a part of one."""
     router = APIRouter(tags=["pictures"])
 
-    @router.post("/v1/pictures", response_model=PictureAnswer, responses=STREAMS, summary="Draw a picture of a class")
-    async def draw(request: Request, body: PictureRequest) -> Any:
+    @router.post(
+        "/v1/pictures", response_model=requests.PictureAnswer, responses=STREAMS, summary="Draw a picture of a class"
+    )
+    async def draw(request: Request, body: requests.PictureRequest) -> Any:
         host = state.host(body.model, pictures=True)
         return await _drawn(state, request, host, pictures.empty(host), body)
 
-    @router.post("/v1/pictures/fill", response_model=PictureAnswer, responses=STREAMS, summary="Redraw a part")
-    async def fill(request: Request, body: PictureFillRequest) -> Any:
+    @router.post("/v1/pictures/fill", response_model=requests.PictureAnswer, responses=STREAMS, summary="Redraw a part")
+    async def fill(request: Request, body: requests.PictureFillRequest) -> Any:
         host = state.host(body.model, pictures=True)
         if body.tokens is not None:
             canvas = pictures.from_cells(host, body.tokens)
@@ -98,7 +88,7 @@ def _check_rows(state: State, n: int) -> None:
         raise ValueError(f"n is {n}: expected at most {state.limits.rows} texts in a request")
 
 
-async def _filled(state: State, request: Request, host: Host, template: Template, body: TextSampling) -> Any:
+async def _filled(state: State, request: Request, host: Host, template: Template, body: requests.TextSampling) -> Any:
     """Filled texts, whole or step by step."""
     _check_rows(state, body.n)
     drafts = await asyncio.to_thread(texts.drafts_of, host, [template], how_of(body), body.n)
@@ -117,7 +107,7 @@ async def _filled(state: State, request: Request, host: Host, template: Template
     )
 
 
-async def _completed(state: State, request: Request, host: Host, body: CompletionRequest) -> Any:
+async def _completed(state: State, request: Request, host: Host, body: requests.CompletionRequest) -> Any:
     """Completions, whole or in chunks of what is decided without a hole."""
     completion = await asyncio.to_thread(Completion, host, body)
     _check_rows(state, len(completion.prompts) * body.n)
@@ -139,7 +129,9 @@ async def _completed(state: State, request: Request, host: Host, body: Completio
     )
 
 
-async def _drawn(state: State, request: Request, host: Host, canvas: pictures.Canvas, body: PictureSampling) -> Any:
+async def _drawn(
+    state: State, request: Request, host: Host, canvas: pictures.Canvas, body: requests.PictureSampling
+) -> Any:
     """A picture, whole or step by step."""
     drafts = pictures.drafts_of(host, canvas, how_of(body), body.label)
     tokens, known = canvas.tokens.clone(), canvas.known.clone()  # the draft itself may be further on by then
