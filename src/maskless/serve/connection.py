@@ -15,11 +15,10 @@ from types import FrameType
 from typing import Any, cast
 
 import uvicorn
-from starlette.types import ASGIApp
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from maskless.serve.batcher import Batcher
-from maskless.serve.guard import problem
+from maskless.serve.guard import App, problem
 from maskless.serve.host import Limits
 from maskless.serve.logs import throttle
 
@@ -130,7 +129,7 @@ class Server(uvicorn.Server):
         await super().shutdown(sockets)
 
 
-def config_of(app: ASGIApp, limits: Limits) -> uvicorn.Config:
+def config_of(app: App, limits: Limits) -> uvicorn.Config:
     """How an application is served."""
     config = uvicorn.Config(
         app,

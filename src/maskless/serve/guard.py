@@ -14,7 +14,8 @@ from typing import Any
 
 from starlette.datastructures import Headers, MutableHeaders
 from starlette.responses import JSONResponse
-from starlette.types import ASGIApp, Message, Receive, Scope, Send
+from starlette.types import ASGIApp as App
+from starlette.types import Message, Receive, Scope, Send
 
 from maskless.serve.host import LOOPBACK, Limits
 from maskless.serve.metrics import Metrics
@@ -65,7 +66,7 @@ class Guard:
     """Wraps an application; `paths` are those that metrics name, others count as one."""
 
     def __init__(
-        self, app: ASGIApp, metrics: Metrics, limits: Limits, *, key: str | None, local: bool, paths: frozenset[str]
+        self, app: App, metrics: Metrics, limits: Limits, *, key: str | None, local: bool, paths: frozenset[str]
     ):
         self.app, self.metrics, self.body, self.paths = app, metrics, limits.body, paths
         self.running, self.most = 0, limits.connections - limits.connections // 8

@@ -55,12 +55,16 @@ def serve(hosts: list[Host], limits: Limits, address: Address, *, ready: Callabl
     listener = _bind(address)
     shown = f"[{address.host}]" if ":" in address.host else address.host
     ready(f"http://{shown}:{listener.getsockname()[1]}")
-    before = {number: signal.signal(number, signal.SIG_IGN) for number in (signal.SIGINT, signal.SIGTERM)}
+    before = {number: signal.signal(number, _ignored) for number in (signal.SIGINT, signal.SIGTERM)}
     try:  # uvicorn raises the signal again when it has stopped: by then it has been heeded
         Server(config_of(app, limits), [host.batcher for host in hosts]).run(sockets=[listener])
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)
+
+
+def _ignored(number: int, frame: object) -> None:
+    pass
 
 
 def _bind(address: Address) -> socket.socket:

@@ -15,11 +15,10 @@ from fastapi.exceptions import RequestValidationError
 from fastapi.responses import Response
 from pydantic import ValidationError
 from starlette.exceptions import HTTPException
-from starlette.types import ASGIApp
 
 from maskless.logits import BrokenModelError
 from maskless.serve.batcher import BusyError
-from maskless.serve.guard import Guard, refusal
+from maskless.serve.guard import App, Guard, refusal
 from maskless.serve.host import LOOPBACK, Host, Limits
 from maskless.serve.metrics import TYPE, Metrics
 from maskless.serve.requests import ErrorAnswer, Health, ModelsAnswer
@@ -49,7 +48,7 @@ READERS = 2  # threads that read texts and pictures and write answers: each may 
 SUMMARY = "Text and pictures in parallel and in any order, without a mask token."
 
 
-def build(hosts: Sequence[Host], limits: Limits, *, key: str | None = None, address: str = "127.0.0.1") -> ASGIApp:
+def build(hosts: Sequence[Host], limits: Limits, *, key: str | None = None, address: str = "127.0.0.1") -> App:
     """The whole application as an ASGI callable; it closes the batchers when it ends."""
     metrics = Metrics()
     state = State(hosts, limits, metrics)
