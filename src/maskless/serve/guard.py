@@ -13,6 +13,7 @@ import time
 from typing import Any
 
 from starlette.datastructures import Headers, MutableHeaders
+from starlette.exceptions import HTTPException
 from starlette.responses import JSONResponse
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
@@ -40,14 +41,6 @@ PATIENCE = 10.0  # seconds in which a request's body has to arrive
 LISTS = 1 << 13  # lists and objects of a body: to read half a million empty ones takes a second
 TEXT = re.compile(rb'"[^"\\]*+(?:\\.[^"\\]*+)*+"?', re.DOTALL)  # of JSON, also one that does not end
 DRAINED, DRAINING = 1 << 24, 2.0  # bytes and seconds of a body too long that are read nevertheless
-
-
-class RefusedError(Exception):
-    """A request that goes no further."""
-
-    def __init__(self, status: int, message: str):
-        super().__init__(message)
-        self.status, self.message = status, message
 
 
 def problem(message: str, status: int) -> dict[str, Any]:
@@ -91,13 +84,13 @@ class Guard:
         self.running += 1
         try:
             if self.running > self.most:
-                raise RefusedError(503, f"too many requests at once: {self.most} are under way, try again in a moment")
+                raise HTTPException(503, f"too many requests at once: {self.most} are under way, try again in a moment")
             headers = Headers(scope=scope)
             self._check(scope, headers)
             received = await self._whole(headers, receive) if scope["method"] in ("POST", "PUT", "PATCH") else receive
             await self.app(scope, received, sending)
-        except RefusedError as refused:
-            await refusal(refused.message, refused.status)(scope, receive, sending)
+        except HTTPException as refused:
+            await refusal(refused.detail, refused.status_code)(scope, receive, sending)
         finally:
             self.running -= 1
             path = scope["path"] if scope["path"] in self.paths else "other"
@@ -107,22 +100,22 @@ class Guard:
         path, host = scope["path"], headers.get("host", "")
         name = host[1:].split("]")[0] if host.startswith("[") else host.split(":")[0]
         if self.local and name.lower() not in LOOPBACK:
-            raise RefusedError(421, f"unknown host {name[:80]!r}: this server answers to localhost only")
+            raise HTTPException(421, f"unknown host {name[:80]!r}: this server answers to localhost only")
         if self.key is not None and (path.startswith("/v1/") or path == "/metrics"):
             kind, _, given = headers.get("authorization", "").partition(" ")
             if kind.lower() != "bearer" or not hmac.compare_digest(given.strip().encode("latin-1"), self.key):
-                raise RefusedError(401, "a key is needed: send the header 'Authorization: Bearer KEY'")
+                raise HTTPException(401, "a key is needed: send the header 'Authorization: Bearer KEY'")
         if scope["method"] == "POST":
             content = headers.get("content-type", "").split(";")[0].strip().lower()
             if content != "application/json":  # also what keeps other sites' forms out
-                raise RefusedError(415, f"content-type is {content[:80] or 'nothing'}: expected application/json")
+                raise HTTPException(415, f"content-type is {content[:80] or 'nothing'}: expected application/json")
 
     async def _whole(self, headers: Headers, receive: Receive) -> Receive:
         """The body, read up to the limit; what is received after it is whether the client is still there."""
         length = headers.get("content-length", "0")
         if length.isdecimal() and int(length) > self.body:
             await _drain(receive)
-            raise RefusedError(413, f"the request is {int(length):,} bytes long: expected at most {self.body:,}")
+            raise HTTPException(413, f"the request is {int(length):,} bytes long: expected at most {self.body:,}")
         body, more = bytearray(), True
         try:
             async with asyncio.timeout(PATIENCE):
@@ -131,12 +124,12 @@ class Guard:
                     body += message.get("body", b"")
                     more = message.get("more_body", False)  # of a client that has left: no more
         except TimeoutError:
-            raise RefusedError(408, f"the request did not arrive within {PATIENCE:.0f} seconds") from None
+            raise HTTPException(408, f"the request did not arrive within {PATIENCE:.0f} seconds") from None
         if len(body) > self.body:
             await _drain(receive)
-            raise RefusedError(413, f"the request is longer than {self.body:,} bytes")
+            raise HTTPException(413, f"the request is longer than {self.body:,} bytes")
         if (lists := _lists(body)) > LISTS:
-            raise RefusedError(413, f"the request has {lists:,} lists and objects: expected at most {LISTS:,}")
+            raise HTTPException(413, f"the request has {lists:,} lists and objects: expected at most {LISTS:,}")
         whole: Message | None = {"type": "http.request", "body": bytes(body), "more_body": False}
 
         async def replayed() -> Message:
