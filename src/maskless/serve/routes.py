@@ -96,15 +96,9 @@ async def _filled(state: State, request: Request, host: Host, template: Template
     async def landed(steps: Steps, seconds: float) -> list[bytes]:
         return [event("step", one | {"seconds": round(seconds, 4)}) for one in texts.landings(host, steps)]
 
-    return await state.reply(
-        request,
-        body,
-        host,
-        drafts,
-        opening=lambda: [event("start", texts.opening(host, template, drafts))],
-        landed=landed,
-        answer=partial(texts.answer, host, template, drafts),
-    )
+    opening = partial(texts.opening, host, template, drafts)
+    answer = partial(texts.answer, host, template, drafts)
+    return await state.reply(request, body, host, drafts, opening=opening, landed=landed, answer=answer)
 
 
 async def _completed(state: State, request: Request, host: Host, body: requests.CompletionRequest) -> Any:
@@ -122,7 +116,6 @@ async def _completed(state: State, request: Request, host: Host, body: requests.
         body,
         host,
         drafts,
-        opening=list,
         landed=landed,
         answer=lambda seconds: completion.answer(drafts),
         ended=lambda seconds: completion.last(drafts),
@@ -143,12 +136,6 @@ async def _drawn(
         shown = await asyncio.to_thread(pictures.frame, host, canvas, tokens, known) if body.frames else None
         return [event("step", pictures.landing(host, shown, step) | {"seconds": round(seconds, 4)})]
 
-    return await state.reply(
-        request,
-        body,
-        host,
-        drafts,
-        opening=lambda: [event("start", pictures.opening(host, canvas, drafts))],
-        landed=landed,
-        answer=partial(pictures.answer, host, canvas, drafts),
-    )
+    opening = partial(pictures.opening, host, canvas, drafts)
+    answer = partial(pictures.answer, host, canvas, drafts)
+    return await state.reply(request, body, host, drafts, opening=opening, landed=landed, answer=answer)

@@ -58,18 +58,19 @@ class State:
         host: Host,
         drafts: Drafts,
         *,
-        opening: Callable[[], list[bytes]],
         landed: Landed,
         answer: Callable[[float], Any],
+        opening: Callable[[], Any] | None = None,
         ended: Callable[[float], list[bytes]] | None = None,
     ) -> Any:
         """The answer when drafts are done, or a stream where the body or the Accept header asks for one.
 
-        ended: the last events, if these are more than the answer. It and `answer` take the seconds that all took.
+        opening: what the first event says. ended: the last events, if these are more than the answer. It and `answer`
+        take the seconds that all took.
         """
         if not (body.stream or "text/event-stream" in request.headers.get("accept", "")):
             return await asyncio.to_thread(answer, await self.whole(request, host, drafts))
-        opened = await asyncio.to_thread(opening)
+        opened = [] if opening is None else [event("start", await asyncio.to_thread(opening))]
         done = ended or (lambda seconds: [event("done", answer(seconds))])
         return self.stream(host, drafts, opened=opened, landed=landed, ended=done)
 
