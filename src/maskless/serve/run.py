@@ -9,9 +9,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from maskless import api
-from maskless.serve.fair_share import FairShare
-from maskless.serve.guard import LOOPBACK
-from maskless.serve.host import Host, Limits, name_of
+from maskless.serve.host import LOOPBACK, Host, Limits, name_of
+from maskless.serve.shares import FairShare
 
 
 @dataclass(frozen=True, kw_only=True)
