@@ -25,7 +25,6 @@ from typing import Any
 import pytest
 
 from command_inputs import INPUTS
-from maskless import demo
 from maskless.bench import machine
 from maskless.cli import app, main
 from maskless.evaluate import harness
@@ -237,10 +236,7 @@ def run_here(patch: pytest.MonkeyPatch, words: list[str], asks: tuple[str, ...])
     patch.setattr(threading, "excepthook", threading.excepthook)
     patch.setattr("maskless.reproduce.run.child", in_turn)
     patch.setattr("maskless.train.run.plot_losses", lambda *_: None)  # tests/cli has a run that draws them
-    for name in ("STORY", "FILL", "RACE", "PICTURE"):
-        patch.setattr(f"maskless.demo.{name}_STEPS", 2)
-    patch.setattr("maskless.demo.ROUNDS", 1)
-    patch.setitem(demo.HOW, "revise", 1)
+    patch.setattr("maskless.demo.PICTURE_STEPS", 2)
     patch.setattr(machine, "SIDE", {"cpu": 128})  # what `bench` measures the ceilings of a machine with
     patch.setattr(machine, "COPIED", {"cpu": 2**22})
     for name, table in TABLES.items():  # of a table a few lines, from all over it
