@@ -2,6 +2,7 @@
 
 together.py agree OUT RUN...   shares the clock and the evaluation of runs
 together.py shard OUT RUN...   trains, saves, evaluates and samples with sharded weights
+together.py train RUN          resumes a run as the command does, also one with sharded weights
 """
 
 import dataclasses
@@ -18,12 +19,13 @@ from accelerate.state import AcceleratorState
 from torch import Tensor
 from torch.distributed.tensor import DTensor
 
+from maskless.cli import main
 from maskless.data.tokens import open_tokens
 from maskless.evaluate.likelihood import likelihood
 from maskless.nn.causal import CausalConfig, CausalTransformer
-from maskless.train import state
 from maskless.train.processes import processes
 from maskless.train.run import Run, RunConfig
+from maskless.train.sharded import Writer
 
 
 def same_everywhere(this: Run, values: Tensor) -> bool:
@@ -66,24 +68,26 @@ def bounds(config: RunConfig) -> dict[str, dict[str, float]]:
 def slowly(write: Callable[..., None]) -> Callable[..., None]:
     """As on a slow disk: others are at the next run before the first process has written the state of this one."""
 
-    def wrote(*given: Any) -> None:
+    def wrote(*given: Any, **named: Any) -> None:
         time.sleep(0.5)
-        write(*given)
+        write(*given, **named)
 
     return wrote
 
 
-def shard(config: RunConfig, folder: Path) -> dict[str, Any]:
-    """Train with sharded weights, stopped and resumed half-way.
+def allow_sharding() -> None:
+    """Accelerate shards over accelerators alone; told that these processes have one, it shards on the CPU as well."""
+    processes()
+    PartialState._shared_state["distributed_type"] = DistributedType.MULTI_XPU
+    AcceleratorState._reset_state()
 
-    Accelerate shards over accelerators alone; told that these processes have one, it shards on the CPU as well.
-    """
+
+def shard(config: RunConfig, folder: Path) -> dict[str, Any]:
+    """Train with sharded weights, stopped and resumed half-way."""
     half, result = config.train.steps // 2, {"sharded": True}
-    state.dump = slowly(state.dump)
+    Writer.finish = slowly(Writer.finish)
     for last in (half, config.train.steps):
-        processes()
-        PartialState._shared_state["distributed_type"] = DistributedType.MULTI_XPU
-        AcceleratorState._reset_state()
+        allow_sharding()
         this = Run(folder, dataclasses.replace(config, train=dataclasses.replace(config.train, fsdp=True)))
         result["sharded"] &= all(isinstance(p, DTensor) for p in this.network.parameters())
         for step in this:
@@ -92,12 +96,17 @@ def shard(config: RunConfig, folder: Path) -> dict[str, Any]:
             if step.step == last:
                 break
         this.save(last)
+        this.settle()
     result["samples"] = [text.tokens for text in this.samples(2)]
     return result
 
 
 if __name__ == "__main__":
     what, out, *runs = sys.argv[1:]
+    if what == "train":
+        allow_sharding()
+        sys.argv = ["maskless", "train", "--out", out, "--resume"]
+        main()
     found = {}
     for name in map(Path, runs):
         config = RunConfig.read(name)
