@@ -1,6 +1,7 @@
 """Two processes train as one: the same batches, the same losses, the same weights."""
 
 import json
+import re
 import signal
 from pathlib import Path
 
@@ -126,6 +127,19 @@ def test_sharded_weights_train_as_whole_ones(start_two, configure, losses, tmp_p
 
 def validations(folder: Path) -> list[dict]:
     return [line for line in read_metrics(folder / "metrics.jsonl") if "validation" in line]
+
+
+@pytest.mark.parametrize("stuck", [0, 2])
+def test_a_process_that_hangs_is_named(stuck, start_several, configure, tmp_path):
+    config = configure(steps=100, batch=12, save_every=2, log_every=1)
+    three = start_several(3, TOGETHER, "hang", in_full(tmp_path, config), stuck)
+    first, second = (process for rank, process in enumerate(three) if rank != stuck)
+    assert [first.wait(), second.wait()] == [2, 2], first.stderr + second.stderr
+    named = rf"error: process {stuck} did not come to step 3 in \d+ seconds: it hangs or has ended; continue with"
+    assert re.match(named, first.stderr.splitlines()[-1])
+    other = named if stuck == 0 else "error: a process did not come to step 3: process 0 says which; continue with"
+    assert re.match(other, second.stderr.splitlines()[-1])
+    assert [path.name for path in state.saved(tmp_path / "states")] == ["step-00000002.pt"]
 
 
 # Other long commands

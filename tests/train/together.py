@@ -3,6 +3,7 @@
 together.py agree OUT RUN...   shares the clock and the evaluation of runs
 together.py shard OUT RUN...   trains, saves, evaluates and samples with sharded weights
 together.py train RUN          resumes a run as the command does, also one with sharded weights
+together.py hang RUN PROCESS   the same, but that a process gets no data for its third step
 """
 
 import dataclasses
@@ -10,6 +11,7 @@ import json
 import sys
 import time
 from collections.abc import Callable
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +25,8 @@ from maskless.cli import main
 from maskless.data.tokens import open_tokens
 from maskless.evaluate.likelihood import likelihood
 from maskless.nn.causal import CausalConfig, CausalTransformer
+from maskless.train import loop
+from maskless.train import processes as own
 from maskless.train.processes import processes
 from maskless.train.run import Run, RunConfig
 from maskless.train.sharded import Writer
@@ -82,6 +86,18 @@ def allow_sharding() -> None:
     AcceleratorState._reset_state()
 
 
+def hang(process: int) -> None:
+    """Let a process wait for its third step, and the others for it, but not for long."""
+    own.PATIENCE = own.LONGER = timedelta(seconds=5)
+    tasks_of = loop.tasks_of
+
+    def stuck(rows: Any, config: Any, build: Any, step: int, **how: Any) -> Any:
+        time.sleep(300 if step == 2 and processes().process_index == process else 0)
+        return tasks_of(rows, config, build, step, **how)
+
+    loop.tasks_of = stuck
+
+
 def shard(config: RunConfig, folder: Path) -> dict[str, Any]:
     """Train with sharded weights, stopped and resumed half-way."""
     half, result = config.train.steps // 2, {"sharded": True}
@@ -103,8 +119,11 @@ def shard(config: RunConfig, folder: Path) -> dict[str, Any]:
 
 if __name__ == "__main__":
     what, out, *runs = sys.argv[1:]
-    if what == "train":
-        allow_sharding()
+    if what in ("train", "hang"):
+        if what == "train":
+            allow_sharding()
+        else:
+            hang(int(runs[0]))
         sys.argv = ["maskless", "train", "--out", out, "--resume"]
         main()
     found = {}
