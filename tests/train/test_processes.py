@@ -5,11 +5,14 @@ import re
 import signal
 from pathlib import Path
 
+import numpy as np
 import pytest
 import together
 import torch
+from codec_runs import blobs
 from run_folders import complete
 
+from command_inputs import INPUTS
 from in_process import exit_code_of
 from maskless.checkpoint import Model
 from maskless.train import state
@@ -178,6 +181,19 @@ def test_two_processes_distil_as_one(start_two, configure, data, losses, tmp_pat
     assert two.keys() == one.keys() == {1, 2, 3}
     for step, expected in one.items():
         assert two[step] == pytest.approx(expected, rel=1e-3), step  # a student's loss is a small difference
+
+
+def test_two_processes_compare_pictures_as_one(start_two, images, tmp_path, capsys):
+    np.save(made := tmp_path / "made.npy", 255 - blobs(33))  # an odd number
+    INPUTS["inception.pt"](network := tmp_path / "means.pt")
+    command = ["fid", images, made, "--features", network, "--feature-input", "pixels", "--json"]
+    assert exit_code_of(*command) == 0
+    expected = json.loads(capsys.readouterr().out)
+    found = json.loads(by_two(start_two, *command))
+    assert expected["fid"] > 0.01
+    assert found.keys() == expected.keys()
+    for name, value in expected.items():
+        assert found[name] == (value if isinstance(value, str) else pytest.approx(value, rel=1e-6)), name
 
 
 def test_data_are_prepared_by_one_process(text, tmp_path, monkeypatch, capsys):

@@ -74,6 +74,21 @@ def test_a_run_survives_kills_of_its_processes(training, configure, losses, tmp_
     assert leftovers(killed) == []
 
 
+@pytest.mark.parametrize(
+    ("damage", "said"), [(Path.unlink, "it has 1 of 2 files"), (lambda path: path.write_bytes(b"no"), "damaged")]
+)
+def test_a_damaged_state_is_named_with_the_one_before(damage, said, training, configure, tmp_path):
+    config = configure(steps=4, save_every=2, fsdp=True)
+    end_well(training(2, tmp_path, config))
+    damage(sorted((tmp_path / "states" / "step-00000004").glob("*.safetensors"))[0])
+    (one,) = training(1, tmp_path, configure(steps=6, fsdp=True))
+    assert one.wait() == 2, one.stderr
+    (line,) = (line for line in one.stderr.splitlines() if line.startswith("error: "))
+    assert said in line
+    assert line.endswith("without it the run goes on from step-00000002")
+    assert "Traceback" not in one.stderr
+
+
 # Disks
 
 

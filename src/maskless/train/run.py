@@ -178,7 +178,7 @@ class Run(RunFolder[tuple[Likelihood, list[Text]]]):
 
     def restore(self, found: dict[str, Any]) -> None:
         if self.sharded is not None and "shards" in found:
-            self.sharded.load(found["shards"])
+            self.sharded.load(found["shards"], found["files"])
             self.ema.updates = found["updates"]
         else:
             weights, optim = found["weights"], found["optimizer"]

@@ -14,6 +14,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+from safetensors import SafetensorError, safe_open
 from torch import nn
 from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.checkpoint.hf_storage import HuggingFaceStorageReader, HuggingFaceStorageWriter
@@ -24,6 +25,8 @@ from torch.distributed.checkpoint.state_dict_saver import async_save
 from maskless.ema import EMA
 from maskless.files import put_folder
 from maskless.train import state
+
+FILES = "*.safetensors"
 
 
 class Writer(HuggingFaceStorageWriter):
@@ -36,7 +39,8 @@ class Writer(HuggingFaceStorageWriter):
     def finish(self, metadata: object, results: object) -> None:
         """In the first process, when the shards of all are on the disk."""
         aside = Path(self.path)
-        (aside / state.ABOUT).write_text(json.dumps(self.about))
+        about = self.about | {"files": len([*aside.glob(FILES)])}
+        (aside / state.ABOUT).write_text(json.dumps(about))
         put_folder(aside, self.target)
         state.forget(self.target.parent, self.keep)
 
@@ -74,8 +78,17 @@ class Sharded:
                 shutil.rmtree(writer.path, ignore_errors=True)
                 raise _first(error) from None
 
-    def load(self, folder: Path) -> None:
-        """Put a state in place, whatever the number of processes that wrote it."""
+    def load(self, folder: Path, files: int) -> None:
+        """Put a state of so many files in place, whatever the number of processes now."""
+        found = [*folder.glob(FILES)]
+        if len(found) != files:  # torch would leave out what is not there
+            raise ValueError(f"it has {len(found)} of {files} files")
+        try:
+            for file in found:
+                with safe_open(file, "pt"):  # checks its length
+                    pass
+        except SafetensorError as error:
+            raise ValueError(str(error)) from None
         held, optimizer = self.tensors()
         try:
             load(held, storage_reader=HuggingFaceStorageReader(str(folder)), process_group=self.group)

@@ -86,7 +86,7 @@ def unreadable(states: list[Path], error: Exception) -> ValueError:
     """What to say of the newest of some states, from which a run cannot go on."""
     broken = isinstance(error, pickle.UnpicklingError)  # torch then advises to read the file unsafely
     reason = "torch cannot read it" if broken else (str(error).splitlines() or [repr(error)])[0]
-    older = f"; without that file the run goes on from {states[-2].name}" if len(states) > 1 else ""
+    older = f"; without it the run goes on from {states[-2].name}" if len(states) > 1 else ""
     return ValueError(f"{states[-1]} does not fit this run or is damaged: {reason}{older}")
 
 
