@@ -86,6 +86,10 @@ TOY = {
 NOT_RUN = {
     "make ": "sets up an environment from the network first; what it runs then has tests of its own",
     "pip install": "installs from the network",
+    "maskless serve runs/my --devices": "needs four GPUs; tests/serve/test_workers.py has two workers on the CPU",
+    "torchrun --nproc-per-node 8 -m maskless train --data data/reviews --out runs/reviews --fsdp": (
+        "shards over GPUs; tests/train/test_sharded.py has such a run on the CPU"
+    ),
     "python tools/stories.py": "its model comes from the network; tests/test_stories.py runs it with a small one",
     f"python -m {HARNESS} --model_args pretrained=runs/my --tasks paper": "its eleven data sets come from a hub",
     f"accelerate launch -m {HARNESS} --model_args pretrained=runs/my,form=joint --tasks lambada_openai": (

@@ -45,18 +45,40 @@ ERRORS: dict[int | str, dict[str, Any]] = {
 }
 STATUSES = {UnknownModelError: 404, BrokenModelError: 500, ValueError: 400, BusyError: 503}  # the first that fits
 READERS = 2  # threads that read texts and pictures and write answers: each may take 100 MB, and keeps some of it
+SHARED = 1.0  # seconds between two times that a worker leaves its figures for the others
 SUMMARY = "Text and pictures in parallel and in any order, without a mask token."
 
 
-def build(hosts: Sequence[Host], limits: Limits, *, key: str | None = None, address: str = "127.0.0.1") -> App:
-    """The whole application as an ASGI callable; it closes the batchers when it ends."""
+def build(
+    hosts: Sequence[Host],
+    limits: Limits,
+    *,
+    key: str | None = None,
+    address: str = "127.0.0.1",
+    share: Callable[[str], str] | None = None,
+) -> App:
+    """The whole application as an ASGI callable; it closes the batchers when it ends.
+
+    `share` takes the figures of this process and returns those of all that serve together.
+    """
     metrics = Metrics()
     state = State(hosts, limits, metrics)
+
+    def figures() -> str:
+        own = metrics.text(hosts)
+        return own if share is None else share(own)
+
+    async def share_figures() -> None:
+        while share is not None:
+            figures()
+            await asyncio.sleep(SHARED)
 
     @asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
         asyncio.get_running_loop().set_default_executor(ThreadPoolExecutor(READERS, "reader"))
+        sharing = asyncio.create_task(share_figures())
         yield
+        sharing.cancel()
         for host in hosts:
             host.batcher.close()
 
@@ -71,14 +93,14 @@ def build(hosts: Sequence[Host], limits: Limits, *, key: str | None = None, addr
     )
     app.include_router(text_routes(state))
     app.include_router(picture_routes(state))
-    _plain_routes(app, state)
+    _plain_routes(app, state, figures)
     _page_routes(app)
     _error_answers(app)
     paths = frozenset([*app.openapi()["paths"], "/", "/docs"])
     return Guard(app, metrics, limits, key=key, local=address in LOOPBACK, paths=paths)
 
 
-def _plain_routes(app: FastAPI, state: State) -> None:
+def _plain_routes(app: FastAPI, state: State, figures: Callable[[], str]) -> None:
     @app.get("/v1/models", response_model=ModelsAnswer, tags=["about"], summary="The models and what they can do")
     async def models() -> Any:
         return {"data": [host.described() for host in state.hosts.values()]}
@@ -98,7 +120,7 @@ def _plain_routes(app: FastAPI, state: State) -> None:
 
     @app.get("/metrics", response_class=Response, tags=["about"], summary="Figures for Prometheus")
     async def metrics() -> Response:
-        return Response(state.metrics.text(state.hosts.values()), media_type=TYPE)
+        return Response(figures(), media_type=TYPE)
 
 
 def _page_routes(app: FastAPI) -> None:
