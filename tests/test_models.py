@@ -84,7 +84,7 @@ def test_what_the_list_tells_to_try_runs(tmp_path, monkeypatch, capsys):
     for command in TRY.values():
         program, *words = shlex.split(command)
         assert program == "maskless"
-        fewer = ("--revise", 1) if "--revise" in words else ()
-        assert exit_code_of(*words, "--steps", 4, "--n", 2, *fewer) == 0, capsys.readouterr().err
+        fewer = ("--steps", 4) if "--label" in words else ("--length", 24)
+        assert exit_code_of(*words, "--n", 2, *fewer) == 0, capsys.readouterr().err
     assert "Once upon a time" in capsys.readouterr().out
     assert (tmp_path / "new.png").stat().st_size > 1000
