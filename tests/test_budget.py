@@ -159,7 +159,7 @@ def test_the_table_in_the_documents_is_what_a_plan_says(words, cells, capsys):
         ("owt-pgm-8-9", r"unknown recipe 'owt-pgm-8-9' \(did you mean owt-pgm-8-8\?\)"),
         ("cifar10-codec", "recipe 'cifar10-codec' is for train-codec"),
         ("stories --gpu b52", "unknown GPU 'b52': expected one of h200, h100, a100, l40s, rtx4090"),
-        ("stories --gpus 3", "batch 512 does not split over 3 GPUs: expected a multiple of 3"),
+        ("stories --gpus 3", "batch 256 does not split over 3 GPUs: expected a multiple of 3"),
         ("stories --gpus 0", "gpus 0 is out of range: expected 1 or more"),
         ("--width 512", "how long. expected a recipe, --steps or --tokens"),
         ("--steps 5 --tokens 5", "steps and tokens exclude each other"),

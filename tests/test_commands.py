@@ -46,6 +46,7 @@ TOY = {
     "prepare --tokenizer": "--tokenizer bytes --length 64",
     "train --resume": "--steps 3",
     "train --text": f"{TINY} --tokenizer bytes --length 96",
+    "train stories-ar": TINY,
     "train stories-mdlm": TINY,
     "train --recipe": f"{TINY} --encoder 1",
     "train": TINY,

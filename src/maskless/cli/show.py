@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from maskless.train.run import RunConfig
 
 P = TypeVar("P")
+SHOWN = 1500  # characters of a sample
 out, err = Screen(), Screen(stderr=True)
 
 
@@ -83,7 +84,8 @@ def training(folder: Path, config: RunConfig) -> None:
     )
     out.print(table)
     for text in summary.samples:
-        out.print(Panel(Text(text[:600]), title="sample", title_align="left", border_style="dim"))
+        shown = Text(text if len(text) <= SHOWN else f"{text[:SHOWN]} …")
+        out.print(Panel(shown, title="sample", title_align="left", border_style="dim"))
     drawn = folder / "samples.png"
     tried = f"try: maskless generate {shlex.quote(str(folder))}"
     if drawn.exists():
