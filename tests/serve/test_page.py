@@ -111,12 +111,6 @@ def test_tokens_land_one_step_after_the_other(visit):
     expect(page.locator("#go-label")).to_have_text("Fill")
 
 
-def test_a_text_without_blanks_is_continued(visit):
-    page = visit()
-    fill(page, "anna has", steps=8)
-    assert len(words(page)) == 48
-
-
 def test_locked_tokens_stay_when_the_others_are_resampled(visit, shots):
     page = visit()
     fill(page)

@@ -180,3 +180,4 @@ def test_a_text_that_only_continues_says_so(visit):
     page.locator("#go").click()
     expect(page.locator("#resample")).to_be_enabled()
     assert words(page)[0] == "anna"
+    assert len(words(page)) == 48

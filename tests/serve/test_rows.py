@@ -314,8 +314,3 @@ def test_a_model_of_chains_writes_as_it_was_trained_here_as_in_the_library(keepi
     host = Still("chain", keeping["chain"])
     for text in TEMPLATES:
         check_filled(host, text, drafts_of(host, text, seed=2, **how), seed=2, **how)
-
-
-def test_strands_and_confidence_exclude_each_other(keeping):
-    with pytest.raises(ValueError, match="strands 2 settle order, steps and counts"):
-        drafts_of(Still("chain", keeping["chain"]), "a [4] b", order="confidence", strands=2)

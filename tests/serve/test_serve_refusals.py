@@ -175,33 +175,24 @@ def test_a_full_queue_and_a_late_answer_are_said_clearly(slow):
     assert "time limit" in late[1]["error"]["message"]
 
 
-def test_a_body_that_does_not_arrive_is_not_waited_for(slow, monkeypatch):
-    from maskless.serve import guard
-
-    monkeypatch.setattr(guard, "PATIENCE", 0.2)
+@pytest.mark.parametrize(
+    ("patience", "start", "answer"),
+    [
+        ("guard", HEAD % 50 + b"{", b"HTTP/1.1 408"),
+        ("connection", b"", b""),
+        ("connection", b"POST /v1/fill HTTP/1.1\r\nHost: loc", b""),
+    ],
+)
+def test_what_does_not_arrive_is_not_waited_for(slow, monkeypatch, patience, start, answer):
+    monkeypatch.setattr(f"maskless.serve.{patience}.PATIENCE", 0.2)
     server = slow(0)
-    lazy = socket.create_connection(("127.0.0.1", server.port), timeout=60)
-    lazy.sendall(HEAD % 50 + b"{")
-    assert lazy.recv(1000).startswith(b"HTTP/1.1 408")
-    lazy.close()
-
-
-@pytest.mark.parametrize("start", [b"", b"POST /v1/fill HTTP/1.1\r\nHost: loc"])
-def test_half_a_head_is_not_waited_for(slow, monkeypatch, start):
-    from maskless.serve import connection
-
-    monkeypatch.setattr(connection, "PATIENCE", 0.2)
-    server = slow(0)
-    lazy = socket.create_connection(("127.0.0.1", server.port), timeout=60)
-    lazy.sendall(start)
-    assert lazy.recv(1000) == b""
-    lazy.close()
+    with socket.create_connection(("127.0.0.1", server.port), timeout=60) as lazy:
+        lazy.sendall(start)
+        assert lazy.recv(1000)[:12] == answer
 
 
 def test_a_connection_may_rest_between_requests(slow, monkeypatch):
-    from maskless.serve import connection
-
-    monkeypatch.setattr(connection, "PATIENCE", 0.5)
+    monkeypatch.setattr("maskless.serve.connection.PATIENCE", 0.5)
     connection = slow(0.6).connect()
     for _ in range(2):
         connection.request("POST", "/v1/fill", b'{"text": "a [1]"}', {"content-type": "application/json"})
