@@ -2,7 +2,6 @@
 
 import json
 from collections.abc import Callable
-from functools import partial
 from typing import Any
 
 import pytest
@@ -11,10 +10,8 @@ from torch import Tensor, nn
 
 from maskless.checkpoint import Model
 from maskless.codec.vq import PixelCodec
-from maskless.evaluate.leak import leak
 from maskless.nn.maskgit import MaskGIT, MaskGITConfig
 from maskless.nn.partition import PartitionConfig, PartitionTransformer
-from maskless.objective import pgm_arccos
 from maskless.problems import Problems
 from tiny_networks import shaken
 
@@ -35,38 +32,12 @@ def make(kind: str) -> nn.Module:
     return shaken(network, 0.1)
 
 
-def codes() -> Tensor:
-    """Random codes behind a BOS.  -> (4, L)"""
-    tokens = torch.randint(CODES, (4, 10), generator=torch.Generator().manual_seed(1))
-    tokens[:, 0] = CODES + 1
-    return tokens
-
-
-@pytest.mark.parametrize("kind", ["pgm", "maskgit"])
-def test_no_network_of_pictures_leaks_and_all_see_what_they_may(kind):
-    found = leak(make(kind), codes(), vocab=CODES, objective=pgm_arccos, labels=LABELS)
-    assert found.tight
-    assert found.predictions == 4 * 9  # a BOS is not predicted
-    assert found.gradient == (0.0 if kind == "pgm" else None)
-    assert found.seen > 0.9
-
-
 def leaking(forward: Callable[..., Tensor], *given: Any) -> Tensor:
     """Adds to the predictions of every problem a little of what the next problem knows."""
     problems: Problems = given[-1]
     assert problems.labels is not None
     told = torch.zeros(len(problems)).index_add(0, problems.offsets.owner, problems.tokens.float()).roll(-1, 0)
     return forward(*given) + 1e-2 * told[problems.target_offsets.owner, None]
-
-
-@pytest.mark.parametrize("kind", ["pgm", "maskgit"])
-def test_a_network_of_pictures_that_leaks_is_found_out(kind):
-    network = make(kind)
-    network.forward = partial(leaking, network.forward)
-    found = leak(network, codes(), vocab=CODES, objective=pgm_arccos, labels=LABELS)
-    assert not found.tight
-    assert found.moved > found.predictions / 2
-    assert found.furthest > 0
 
 
 @pytest.fixture
@@ -86,16 +57,21 @@ def test_the_command_probes_a_model_of_pictures(kind, probed):
     code, shown, said = probed(make(kind), "--what", "leak", "--sequences", 6, "--json")
     assert code == 0, said
     found = json.loads(shown)["leak"]
-    assert (found["tight"], found["moved"], found["predictions"]) == (True, 0, 6 * 9)
+    assert (found["tight"], found["moved"], found["predictions"]) == (True, 0, 6 * 9)  # a BOS is not predicted
+    assert found["gradient"] == (0.0 if kind == "pgm" else None)
     assert found["seen"] > 0.9
 
 
-def test_the_command_finds_a_leak_out(probed, monkeypatch):
-    forward = PartitionTransformer.forward
-    monkeypatch.setattr(PartitionTransformer, "forward", lambda *given: leaking(forward, *given))
-    code, shown, said = probed(make("pgm"), "--what", "leak")
-    assert code == 0, said
-    assert "YES" in shown
+@pytest.mark.parametrize("kind", ["pgm", "maskgit"])
+def test_the_command_finds_a_leak_out(kind, probed, monkeypatch):
+    network = make(kind)
+    forward = type(network).forward
+    monkeypatch.setattr(type(network), "forward", lambda *given: leaking(forward, *given))
+    found = json.loads(probed(network, "--what", "leak", "--sequences", 4, "--json").out)["leak"]
+    assert not found["tight"]
+    assert found["moved"] > found["predictions"] / 2
+    assert found["furthest"] > 0
+    assert "YES" in probed(network, "--what", "leak").out
 
 
 @pytest.mark.parametrize(
