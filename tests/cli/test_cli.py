@@ -237,22 +237,9 @@ def test_a_finished_run_says_so_and_how_to_go_on_and_nothing_is_rewritten(end, t
 
 
 def test_a_finished_codec_and_a_finished_distillation_say_so(text, command, tmp_path):
-    np.save(tmp_path / "images.npy", noise(12, 8, 8, 3))
+    np.save(images := tmp_path / "images.npy", noise(12, 8, 8, 3))
     codec = ["train-codec", "--out", tmp_path / "codec"]
-    tiny = [
-        "--images",
-        tmp_path / "images.npy",
-        "--width",
-        32,
-        "--latent",
-        8,
-        "--codes",
-        8,
-        "--blocks",
-        1,
-        "--batch",
-        4,
-    ]
+    tiny = ["--images", images, "--width", 32, "--latent", 8, "--codes", 8, "--blocks", 1, "--batch", 4]
     assert command(*codec, *tiny, "--steps", 1).code == 0
     before, ended = contents(tmp_path / "codec"), command(*codec, "--resume")
     assert (ended.code, ended.err, contents(tmp_path / "codec")) == (0, "", before)

@@ -8,11 +8,10 @@ from pathlib import Path
 import numpy as np
 from PIL import Image
 
+from command_inputs import noise
 from maskless.data.images import read_images
 
-
-def noise(*shape: int, seed: int = 0) -> np.ndarray:
-    return np.random.default_rng(seed).integers(0, 256, shape, dtype=np.uint8)
+__all__ = ["encoded", "everything", "noise", "plant", "png", "tar", "zipped"]
 
 
 def encoded(image: Image.Image, kind: str = "png", **options) -> bytes:

@@ -43,7 +43,7 @@ def codec(request, tmp_path_factory) -> TextCodec:
     return CODECS[request.param](tmp_path_factory.mktemp("codec"))
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=75, deadline=None)
 @given(text=TEXTS)
 def test_pieces_have_the_tokens_of_the_whole_text(codec, text):
     pieces = cut(text, 16)

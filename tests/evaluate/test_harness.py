@@ -274,9 +274,8 @@ def test_wrapped_models_lead_with_bos_and_the_joint_form_ends_in_eos(tiny):
 
 def test_a_greedy_answer_is_given_one_by_one_or_at_once(tiny):
     network = tiny("position", vocab=257, length=4, scale=0.4)
-    likeliest = network(dense(torch.arange(8)[:, None], torch.zeros(8, 1).long(), torch.tensor([[1, 2]] * 8))).argmax(
-        -1
-    )
+    problems = dense(torch.arange(8)[:, None], torch.zeros(8, 1).long(), torch.tensor([[1, 2]] * 8))
+    likeliest = network(problems).argmax(-1)
     requests = [([i], answer) for i, answer in enumerate(likeliest.view(8, 2).tolist())]
     right = {
         greedy: [found for _, found in Scorer(Model(network, byte_codec()), greedy=greedy, samples=1).score(requests)]

@@ -16,6 +16,7 @@ from PIL import Image
 from run_folders import leftovers, weights
 from typer.testing import CliRunner
 
+from command_inputs import INPUTS
 from maskless.cli.codec import train_codec as command
 from maskless.codec.vq import VQ, read_codec, to_images, to_pixels
 from maskless.evaluate.images import fid, look
@@ -85,17 +86,10 @@ def test_a_codec_whose_pictures_are_no_numbers_is_an_error(quick, monkeypatch, t
 # What a feature network says
 
 
-class Means(torch.nn.Module):
-    """A feature network: how light each channel is, and how light its lightest pixel."""
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return torch.cat([x.mean([2, 3]), x.amax([2, 3])], 1) / 64
-
-
 @pytest.fixture(scope="module")
 def judge(tmp_path_factory) -> Path:
     path = tmp_path_factory.mktemp("features") / "means.pt"
-    torch.jit.script(Means()).save(path)
+    INPUTS["inception.pt"](path)
     return path
 
 

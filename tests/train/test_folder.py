@@ -156,14 +156,6 @@ def test_a_run_that_ends_before_its_first_log_has_a_speed(kind, tmp_path):
     assert speed >= 3 * batch / ended.seconds > 0
 
 
-def test_a_damaged_state_is_named(kind, tmp_path):
-    kind.stop_after(tmp_path, kind.configure(), 3)
-    newest = state.saved(tmp_path / "states")[-1]
-    newest.write_bytes(newest.read_bytes()[:1000])
-    with pytest.raises(ValueError, match=r"step-00000003.pt does not fit this run or is damaged"):
-        kind.begin(tmp_path, kind.configure())
-
-
 # Numbers that are none any more
 
 

@@ -5,15 +5,12 @@ import signal
 from pathlib import Path
 
 import pytest
+from run_folders import contents
 
 from maskless.files import LOCK, locked
 from maskless.train import state
 
 SIZES = ("--width", 32, "--layers", 2, "--length", 16, "--vocab", 300, "--batch", 8, "--steps", 100_000)
-
-
-def contents(folder: Path) -> dict[str, bytes]:
-    return {str(path.relative_to(folder)): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
 
 
 def refused(process, folder: Path, owner: int) -> None:

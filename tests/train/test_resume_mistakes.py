@@ -6,7 +6,8 @@ import shutil
 from pathlib import Path
 
 import pytest
-from test_data import SHORT, contents, refused
+from run_folders import contents
+from test_data import SHORT, refused
 
 from in_process import exit_code_of
 from maskless.data.prepare import prepare
