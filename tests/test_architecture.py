@@ -21,18 +21,9 @@ FLOORS: list[list[str]] = [
     ["nn", "mixture", "plans", "flops"],  # networks, and which orders they are asked in
     ["objective", "revision", "draw", "drafts", "speculation", "sampling"],  # the method
     ["engine"],  # the fast path
-    [
-        "files",
-        "shipped",
-        "terminal",
-        "weights",
-        "codec",
-        "frame",
-        "checkpoint",
-        "ema",
-        "data",
-        "official",
-        "official_vq",
+    [  # the outside world
+        *("files", "shipped", "terminal", "weights", "codec", "frame", "checkpoint", "ema", "data"),
+        *("official", "official_vq"),
     ],
     ["decide", "texts", "scores", "images", "pictures", "api"],  # what a user calls
     ["evaluate", "train", "shards", "paper", "bench", "recipes", "budget", "reproduce"],  # procedures
@@ -198,15 +189,8 @@ def f():
     nodes = list(statements(ast.parse(text), inside_functions=True))
     names = [name for node in nodes for name in absolute(node, path)]
     assert names == [
-        "os.path",
-        "torch",
-        "maskless.logits",
-        "maskless.Model",
-        "maskless.train.run.RunConfig",
-        "zstandard",
-        "datasets",
-        "maskless.train.state",
-        "maskless.nn.blocks.Head",
+        *("os.path", "torch", "maskless.logits", "maskless.Model", "maskless.train.run.RunConfig", "zstandard"),
+        *("datasets", "maskless.train.state", "maskless.nn.blocks.Head"),
     ]
     rooms = [room_named(name) for name in names if name.startswith("maskless")]
     assert rooms == ["logits", FRONT, "train", "train", "nn"]

@@ -108,19 +108,11 @@ def test_a_config_that_is_none_is_one_clear_line(saved, text, message):
     refused(saved, message)
 
 
-@pytest.mark.parametrize(
-    "change",
-    [
-        {"classes": 5},
-        {"classes": [1]},
-        {"layout": "foo"},
-        {"network": {"heads": 0}},
-        {"network": {"width": 0}},
-        {"network": {"width": 15}},
-        {"network": {"condition": -5}},
-    ],
-    ids=str,
-)
+SIZES_OUT_OF_RANGE = [{"heads": 0}, {"width": 0}, {"width": 15}, {"condition": -5}]
+ODD = [{"classes": 5}, {"classes": [1]}, {"layout": "foo"}, *({"network": sizes} for sizes in SIZES_OUT_OF_RANGE)]
+
+
+@pytest.mark.parametrize("change", ODD, ids=str)
 def test_a_config_with_odd_values_is_one_clear_line(saved, change):
     file = saved / "config.json"
     config = json.loads(file.read_text())

@@ -87,14 +87,6 @@ def test_without_noise_the_surest_tokens_come_first(steps):
         assert planned.decided()[row] == expected
 
 
-def test_a_greedy_filter_leaves_the_confidence_of_the_network():
-    """After temperature 0 every token would have probability 1, and the order would mean nothing."""
-    ranking = torch.tensor([2, 5, 0, 3, 1, 4])
-    unknown = torch.zeros(1, L, dtype=torch.bool)
-    _, taken, _ = run(sure_of(ranking), unknown.long(), unknown, steps=L, filter=Truncation(top_k=1))
-    assert came_in(taken, 0) == ranking.flip(0).tolist()
-
-
 def orders_of(network, noise: float, rows: int = 6_000, n: int = 3) -> Tensor:
     """How often each order of n positions came."""
     unknown = torch.zeros(rows, n, dtype=torch.bool)
@@ -114,15 +106,8 @@ def test_noise_fades_by_a_rows_own_steps():
     """In the last step of a row the noise is gone: there the surer ones are named first."""
     counts = torch.tensor([[1, 1, 2], [1, 3, 0]]).repeat(200, 1)
     unknown = torch.zeros(400, 4, dtype=torch.bool)
-    _, steps, planned = run(
-        sure_of(torch.arange(4)),
-        unknown.long(),
-        unknown,
-        steps=3,
-        counts=lambda m, s, u: counts,
-        noise=1e6,
-        filter=Truncation(temperature=0),
-    )
+    how = {"steps": 3, "counts": lambda m, s, u: counts, "noise": 1e6, "filter": Truncation(temperature=0)}
+    _, steps, planned = run(sure_of(torch.arange(4)), unknown.long(), unknown, **how)
     three, two = torch.tensor(planned.decided()).view(200, 2, 4).unbind(1)
     assert len(three[:, :2].unique(dim=0)) == 12
     assert (three[:, 2] > three[:, 3]).all()

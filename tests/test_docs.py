@@ -110,7 +110,6 @@ PROSE = {name for path in (MAP, ROOT / "CONTRIBUTING.md") for name in quoted(pat
 NAMES = sorted(
     name for name in PROSE if re.fullmatch(DOTTED, name) and not (ROOT / name).exists() and not (SOURCE / name).exists()
 )
-LINES = list(dict.fromkeys(line for path in DOCUMENTS for line in lines_of(path) if arguments(line)))
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -143,11 +142,6 @@ def test_the_map_has_every_row_of_the_paper_with_its_perplexity():
 def test_every_option_on_the_map_exists():
     alone = {name.split()[0] for name in quoted(MAP) if name.startswith("--")}
     assert alone <= set.union(*map(options, COMMANDS))
-
-
-@pytest.mark.parametrize("line", LINES)
-def test_commands_in_the_documents_parse(line):
-    parse(arguments(line))
 
 
 @pytest.mark.parametrize("name", RECIPES)

@@ -1,7 +1,5 @@
 """Counted operations are those that torch counts on the real networks, and give the limits that we compare with."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import replace
 

@@ -128,14 +128,6 @@ def test_a_file_without_a_configuration_has_the_papers_length_and_queries(write)
     assert (found.length, found.queries) == (1024, "position")
 
 
-def test_asked_queries_decide_over_those_of_the_file(write):
-    state = random_state(**PGM)
-    path = write(state, config=config("learn+freqs"))
-    mean = official.read(path, weights="raw", queries="mean")
-    assert difference(mean, state, "learn+freqs+mean") < 1e-5
-    assert difference(mean, state, "learn+freqs") > 1e-3
-
-
 @pytest.mark.parametrize("sizes", [{"encoder": 1, "decoder": 1}, {"blocks": 1}], ids=["pgm", "mdlm"])
 def test_the_mask_of_a_bert_vocabulary_is_not_its_last_id(write, sizes):
     network = official.read(write(random_state(**SIZES | sizes | {"vocab": 30_522})), weights="raw")

@@ -160,13 +160,6 @@ def test_the_last_round_takes_the_most_likely(tiny):
     assert logits[0].argmax(-1).tolist() == [text.tokens[p] for p in again]
 
 
-def test_rounds_that_cannot_be(tiny):
-    with pytest.raises(ValueError, match="revise -1 is out of range: expected 0"):
-        fill(model(tiny), "a[3]", revise=-1)
-    with pytest.raises(ValueError, match="revise 2 with a causal model, which cannot go back"):
-        generate(model(tiny, "causal"), 1, length=8, revise=2)
-
-
 def test_second_thoughts_mend_what_contradicts_itself():
     """Drafts of the language of one repeated token, with a third of other tokens: rounds leave the one."""
     network, keys = Majority(), row_keys(0, torch.arange(B))

@@ -12,7 +12,7 @@ from maskless.order import COUNTS, ORDERS, after_lead, halton
 from maskless.plans import Plan, plan, plan_causal
 from maskless.problems import Problems
 from maskless.sampling import sample
-from sampling_runs import KINDS, WAYS, B, L, V, certain, run, state
+from sampling_runs import EACH, KINDS, WAYS, B, L, V, certain, run, state
 
 
 def says_how_much_it_saw(problems: Problems) -> Tensor:
@@ -49,7 +49,7 @@ def test_every_wanted_position_is_decided_once_and_the_others_stay_out(order, co
 
 @pytest.mark.parametrize("sampler", SAMPLERS, ids=str)
 @pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize(("order", "counts"), WAYS)
+@pytest.mark.parametrize(("order", "counts"), EACH)
 def test_a_row_is_the_same_alone_and_in_a_batch(tiny, kind, order, counts, sampler):
     """Also one that takes fewer steps than those beside it."""
     network, (tokens, _), keys = tiny(kind, scale=0.2), state(), row_keys(5, torch.arange(B))
@@ -80,11 +80,8 @@ def test_a_step_sees_the_tokens_decided_before_it_and_no_others(order, counts, s
     assert len(seen) == len(run_steps)
     for problems, step in zip(seen, run_steps, strict=True):
         rows = step.rows.unique()
-        contexts = zip(
-            problems.positions.split(problems.offsets.lengths.tolist()),
-            problems.tokens.split(problems.offsets.lengths.tolist()),
-            strict=True,
-        )
+        lengths = problems.offsets.lengths.tolist()
+        contexts = zip(problems.positions.split(lengths), problems.tokens.split(lengths), strict=True)
         for row, (positions, values) in zip(rows, contexts, strict=True):
             assert sorted(positions.tolist()) == decided[row].nonzero()[:, 0].tolist()
             assert torch.equal(values, now[row, positions])
@@ -126,22 +123,15 @@ def test_a_causal_plan_goes_from_the_end_of_each_prompt_to_the_end_of_its_row():
     known = place < torch.tensor(begins)[:, None]
     wanted = ~known & (place < torch.tensor(ends)[:, None])
     tokens, planned = torch.full((B, L), -1), plan_causal(known, wanted)
-    list(
-        sample(
-            lambda problems: certain(problems.targets),
-            tokens,
-            planned,
-            row_keys(0, torch.arange(B)),
-            filter=Truncation(),
-        )
-    )
+    keys = row_keys(0, torch.arange(B))
+    list(sample(lambda problems: certain(problems.targets), tokens, planned, keys, filter=Truncation()))
     assert torch.equal(tokens, torch.where(wanted, place, -1))
     assert torch.equal(planned.came(), torch.where(wanted, place, -1))  # the longer prompts wait
     assert planned.decided() == [list(range(a, b)) for a, b in zip(begins, ends, strict=True)]
 
 
 @pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize(("order", "counts"), WAYS)
+@pytest.mark.parametrize(("order", "counts"), EACH)
 def test_equal_seeds_give_equal_samples_and_different_seeds_different_ones(tiny, kind, order, counts):
     network, tokens = tiny(kind), torch.zeros(8, L, dtype=torch.long)
     unknown = torch.zeros(8, L, dtype=torch.bool)

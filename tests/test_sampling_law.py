@@ -107,9 +107,3 @@ def test_causal_rows_may_end_early(tiny):
     list(sample(network, done, plan_causal(known, wanted), keys, filter=Truncation()))
     list(sample(network, whole, plan_causal(known, ~known), keys, filter=Truncation()))
     assert torch.equal(done, torch.where(wanted, whole, 0))
-
-
-def test_a_causal_network_refuses_a_gap_with_text_behind_it():
-    known = torch.tensor([[True, False, True, False, False, False]])
-    with pytest.raises(ValueError, match="cannot fill a gap that has text after it"):
-        plan_causal(known, ~known)

@@ -13,7 +13,7 @@ from maskless.order import COUNTS, ORDERS
 from maskless.texts import _texts
 from nn.reference import random_state
 
-WAYS = [{"order": order, "counts": counts} for order in ORDERS for counts in COUNTS]
+WAYS = [*({"order": order} for order in ORDERS), *({"counts": counts} for counts in COUNTS)]
 TEMPLATE = "ab[3]cd[4]e"
 GAPS = [2, 3, 4, 7, 8, 9, 10]
 
@@ -75,13 +75,6 @@ def test_sample_i_is_the_same_whatever_n_and_wherever_one_starts(model, how):
     assert later == many[3:]
     assert [t.tokens for t in later] == [t.tokens for t in many[3:]]
     assert [t.order for t in later] == [t.order for t in many[3:]]
-
-
-def test_equal_seeds_give_equal_texts_and_different_seeds_different_ones(model):
-    first, again, other = (generate(model, 3, steps=4, seed=seed) for seed in (0, 0, 1))
-    assert first == again
-    assert not set(first) & set(other)
-    assert len(set(first)) == 3
 
 
 def test_without_a_seed_each_call_gives_other_texts(plain):
@@ -239,9 +232,10 @@ def test_log_likelihood_is_minus_the_bound(model):
 
 def test_log_likelihood_takes_a_row_or_a_text_too(model):
     tokens, known = rows_of(model, n=1), torch.tensor([[True, False, False, True, True, False]])
-    assert log_likelihood(model, tokens[0], known[0]) == log_likelihood(model, tokens, known)[0]
-    assert log_likelihood(model, tokens[0]).ndim == 0
-    assert torch.equal(log_likelihood(model, tokens, known.long()), log_likelihood(model, tokens, known))
+    expected = log_likelihood(model, tokens, known, samples=2)
+    assert log_likelihood(model, tokens[0], known[0], samples=2) == expected[0]
+    assert log_likelihood(model, tokens[0], samples=2).ndim == 0
+    assert torch.equal(log_likelihood(model, tokens, known.long(), samples=2), expected)
     text = log_likelihood(model, "abcd", samples=2)
     assert torch.equal(text, log_likelihood(model, torch.tensor([list(b"abcd")]), samples=2))
 
@@ -294,30 +288,14 @@ def pairs(step):
 def test_dropout_is_off_while_sampling_and_scoring_and_back_on_afterwards(model):
     calm = generate(model, 2, length=8, seed=3)
     row = torch.tensor([[1, 2, 3, 4]])
-    score = log_likelihood(model, row)
+    score = log_likelihood(model, row, samples=2)
     model.train()
     try:
         assert generate(model, 2, length=8, seed=3) == calm
-        assert torch.equal(log_likelihood(model, row), score)
+        assert torch.equal(log_likelihood(model, row, samples=2), score)
         assert model.training
     finally:
         model.eval()
-
-
-def test_samples_follow_the_weights(model):
-    """The engine works on a copy of the weights, which must not outlive them."""
-    before = generate(model, 3, length=12, seed=1)
-    kept = [p.detach().clone() for p in model.parameters()]
-    with torch.no_grad():
-        for p in model.parameters():
-            p += 0.5 * torch.randn(p.shape, generator=torch.Generator().manual_seed(0))
-    try:
-        assert generate(model, 3, length=12, seed=1) != before
-    finally:
-        with torch.no_grad():
-            for p, old in zip(model.parameters(), kept, strict=True):
-                p.copy_(old)
-    assert generate(model, 3, length=12, seed=1) == before
 
 
 def test_a_rare_refresh_keeps_what_is_given_and_needs_a_full_context(tiny):

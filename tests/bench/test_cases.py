@@ -1,7 +1,5 @@
 """Cases say what is measured, and refuse what cannot be; named tables hold the paper's numbers."""
 
-from __future__ import annotations
-
 import re
 from dataclasses import replace
 
@@ -39,10 +37,8 @@ SMALL = {"width": 32, "layers": 4, "length": 16, "vocab": 50, "batch": 2}
         (SampleCase, {"model": "gpt"}, "unknown model 'gpt': expected one of pgm, mdlm, ar"),
         (SampleCase, {"model": "mdlm-complementary"}, "expected one of pgm, mdlm, ar"),
         (TrainCase, {"model": "gpt"}, "expected one of pgm, mdlm, mdlm-complementary, ar"),
-        (TrainCase, {"context": "half"}, "unknown context 'half': expected one of full, ordered"),
         (TrainCase, {"precision": "int8"}, "unknown precision 'int8': expected one of bf16, fp32"),
         (SampleCase, {"counts": "odd"}, "unknown counts 'odd': expected one of uniform, mdlm"),
-        (SampleCase, {"steps": 0}, "steps 0 is out of range: expected 1 to 16, the length"),
         (SampleCase, {"steps": 17}, "steps 17 is out of range: expected 1 to 16, the length"),
         (SampleCase, {"model": "ar", "steps": 4}, "steps 4 of ar: expected 16"),
         (SampleCase, {"refresh": 0}, "refresh 0 is out of range"),
@@ -51,10 +47,8 @@ SMALL = {"width": 32, "layers": 4, "length": 16, "vocab": 50, "batch": 2}
         (DrawCase, {"model": "mdlm"}, "unknown model 'mdlm': expected one of pgm, maskgit"),
         (DrawCase, {"length": 15}, "length 15 is no square"),
         (DrawCase, {"model": "maskgit", "encoder": 2}, "context and encoder belong to pgm: the model is maskgit"),
-        (TrainCase, {"encoder": 4}, "encoder 4 of 4 layers: expected 1 to 3"),
         (TrainCase, {"encoder": 0}, "encoder 0 of 4 layers: expected 1 to 3"),
         (TrainCase, {"encoder": 2, "model": "mdlm"}, "context and encoder belong to pgm: the model is mdlm"),
-        (TrainCase, {"width": 33}, "width 33 does not split"),
         (TrainCase, {"batch": 0}, "batch 0 is out of range: expected 1 or more"),
         (TrainCase, {"length": 0}, "length 0 is out of range: expected 1 or more"),
     ],
@@ -124,12 +118,8 @@ def test_a_sweep_is_every_combination_and_a_causal_rival_comes_once():
 
 def test_a_sweep_of_training_has_no_steps():
     cases = sweep(TrainCase, SMALL, against=["mdlm-complementary"], lengths=[16], batches=[1, 2], steps=None)
-    assert [(case.model, case.batch) for case in cases] == [
-        ("pgm", 1),
-        ("pgm", 2),
-        ("mdlm-complementary", 1),
-        ("mdlm-complementary", 2),
-    ]
+    expected = [(model, batch) for model in ("pgm", "mdlm-complementary") for batch in (1, 2)]
+    assert [(case.model, case.batch) for case in cases] == expected
 
 
 def test_a_causal_network_alone_takes_a_step_for_each_token():

@@ -1,7 +1,5 @@
 """The command line: results on stdout, the rest on stderr."""
 
-from __future__ import annotations
-
 import io
 import json
 import os

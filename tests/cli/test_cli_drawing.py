@@ -1,7 +1,5 @@
 """What `generate` and `fill` draw is what was asked for: which classes, how many, and in which way."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 import torch

@@ -1,7 +1,5 @@
 """The command line: for every mistake one line and exit code 2."""
 
-from __future__ import annotations
-
 import errno
 import gzip
 import shlex
@@ -16,8 +14,9 @@ from typing import NoReturn
 import numpy as np
 import pytest
 import torch
-from running import one_line, really
+from running import really
 
+from in_process import one_line
 from maskless.cli import commands, entry
 from maskless.codec.text import byte_codec
 from maskless.data.prepare import prepare

@@ -7,10 +7,9 @@ import numpy as np
 import pytest
 import torch
 from PIL import Image
-from running import done, one_line
 
 from command_inputs import INPUTS
-from in_process import exit_code_of
+from in_process import done, exit_code_of, one_line
 from maskless import api, images
 from maskless.evaluate.images import Statistics
 from maskless.evaluate.sets import drawn

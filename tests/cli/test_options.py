@@ -1,7 +1,5 @@
 """Tables of options have the fields of the dataclasses that they stand for, and commands get what was given."""
 
-from __future__ import annotations
-
 import dataclasses
 import inspect
 import os

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from maskless.drafts import Step
 from maskless.draw import SCHEDULES, Guidance, Truncation
-from maskless.engine import Engine, engine_of, serves
+from maskless.engine import Engine
 from maskless.engine import run as run_module
 from maskless.engine.graphs import Equal, Rounded
 from maskless.engine.stream import Conditions
@@ -19,6 +19,7 @@ from maskless.nn.partition import PartitionConfig, PartitionTransformer
 from maskless.order import COUNTS, after_lead, halton
 from maskless.plans import Plan, plan
 from maskless.sampling import sample
+from tiny_networks import shaken
 
 B, GRID, CODES, CLASSES = 4, (3, 4), 11, 5
 L, MASK, BOS = 1 + GRID[0] * GRID[1], CODES, CODES + 1
@@ -42,10 +43,7 @@ def image_network(kind: str, seed: int = 0, scale: float = 0.2, **more) -> nn.Mo
     else:
         config = SIZES | {"classes": CLASSES, "grid": GRID} | KINDS[kind] | more
         network = PartitionTransformer(PartitionConfig(**config))
-    with torch.no_grad():
-        for parameter in network.parameters():
-            parameter += scale * torch.randn_like(parameter)
-    return network.eval()
+    return shaken(network, scale)
 
 
 def state(given: str, rows: int = B) -> tuple[Tensor, Tensor]:
@@ -222,16 +220,6 @@ def test_what_does_not_fit_is_said():
     undecided = Plan(way.order.flip(1), torch.tensor([[0, L]]).repeat(B, 1))
     with pytest.raises(ValueError, match=r"the first token \(BOS\) is to be decided"):
         engine.sample(tokens, undecided, keys)
-
-
-def test_an_engine_is_made_again_when_the_weights_change():
-    network = image_network("full")
-    first = engine_of(network)
-    assert serves(network)
-    assert engine_of(network) is first
-    with torch.no_grad():
-        network.condition.weight += 1
-    assert engine_of(network) is not first
 
 
 @pytest.mark.gpu

@@ -8,6 +8,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from in_process import Ended, done, one_line
 from maskless.checkpoint import Model
 from maskless.codec.vq import PixelCodec
 from maskless.nn.maskgit import MaskGIT, MaskGITConfig
@@ -44,7 +45,7 @@ def leaking(forward: Callable[..., Tensor], *given: Any) -> Tensor:
 def probed(command, tmp_path):
     """probed(network, *words): how `maskless evaluate` ends on an image model."""
 
-    def call(network: nn.Module, *words: object) -> tuple[int, str, str]:
+    def call(network: nn.Module, *words: object) -> Ended:
         names = tuple(f"class {i}" for i in range(CLASSES))
         Model(network, PixelCodec(CODES), "image", names).save_pretrained(tmp_path / "model")
         return command("evaluate", tmp_path / "model", *words)
@@ -54,9 +55,7 @@ def probed(command, tmp_path):
 
 @pytest.mark.parametrize("kind", ["pgm", "maskgit"])
 def test_the_command_probes_a_model_of_pictures(kind, probed):
-    code, shown, said = probed(make(kind), "--what", "leak", "--sequences", 6, "--json")
-    assert code == 0, said
-    found = json.loads(shown)["leak"]
+    found = json.loads(done(probed(make(kind), "--what", "leak", "--sequences", 6, "--json")).out)["leak"]
     assert (found["tight"], found["moved"], found["predictions"]) == (True, 0, 6 * 9)  # a BOS is not predicted
     assert found["gradient"] == (0.0 if kind == "pgm" else None)
     assert found["seen"] > 0.9
@@ -86,7 +85,4 @@ def test_the_command_finds_a_leak_out(kind, probed, monkeypatch):
     ],
 )
 def test_what_pictures_do_not_have_is_one_line(words, says, probed):
-    code, shown, said = probed(make("pgm"), *words.split())
-    assert (code, shown) == (2, "")
-    assert says in said
-    assert said.count("\n") == 1
+    assert says in one_line(probed(make("pgm"), *words.split()))

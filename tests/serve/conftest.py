@@ -1,7 +1,5 @@
 """A real server on a free port with tiny models, a client that needs no library, and a browser that visits it."""
 
-from __future__ import annotations
-
 import contextlib
 import copy
 import http.client

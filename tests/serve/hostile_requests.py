@@ -3,8 +3,6 @@
 Each is a path and a body, made up from a generator of random numbers, so that a run can be repeated.
 """
 
-from __future__ import annotations
-
 import base64
 import io
 import json

@@ -5,8 +5,6 @@ sends a few of these. MASKLESS_FUZZ=300 python -m pytest tests/serve/test_fuzz.p
 for each endpoint, to the shipped models, and prints what came of them.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import re

@@ -1,7 +1,5 @@
 """The page in a real browser: fill, lock, resample, race, replay, errors, dark mode, a narrow screen."""
 
-from __future__ import annotations
-
 import re
 
 import pytest

@@ -1,7 +1,5 @@
 """The page in a real browser: strands, exact rounds, room for what is to come, a race of three, and how it works."""
 
-from __future__ import annotations
-
 import re
 
 import pytest

@@ -220,7 +220,7 @@ def test_a_completion_without_a_seed_is_that_of_seed_0(server):
 @pytest.mark.parametrize("order", ["random", "left", "strands", "confidence"])
 @pytest.mark.parametrize("stop", [None, "a", ["e", " "]])
 def test_a_streamed_completion_is_the_whole_one(server, order, stop):
-    for seed in range(4):
+    for seed in (0, 2):
         body = {"prompt": "anna", "max_tokens": 12, "order": order, "steps": 12, "stop": stop, "seed": seed}
         body["revise"] = 0 if order == "confidence" else seed
         whole = server.post("/v1/completions", body).json["choices"][0]
