@@ -229,21 +229,6 @@ def test_draws_and_noise_use_random_numbers_of_their_own_in_each_step(monkeypatc
     assert set(used[0].tolist()) == set(first.flatten().tolist())
 
 
-@pytest.mark.parametrize(
-    ("wrong", "message"),
-    [
-        ({"noise": -1.0}, "noise -1.0 is out of range: expected 0 .none. or more"),
-        ({"noise": math.nan}, "noise nan is out of range"),
-        ({"noise": math.inf}, "noise inf is out of range"),
-        ({"warmup": -1}, "warmup -1 is out of range: expected 0 .none. or more steps"),
-    ],
-)
-def test_settings_out_of_range_are_refused(wrong, message):
-    tokens, known = state()
-    with pytest.raises(ValueError, match=message):
-        run(lambda problems: certain(problems.targets), tokens, known, **wrong)
-
-
 @pytest.mark.gpu
 @pytest.mark.parametrize("kind", ["position", "ordered", "masked"])
 def test_a_gpu_decides_what_a_cpu_decides(tiny, kind):

@@ -101,14 +101,6 @@ def test_a_saved_model_draws_the_same_and_fills_in(beginner, tmp_path):
     assert (filled.steps[:, 4:] >= 0).all()
 
 
-@pytest.mark.parametrize("order", ["halton", "random", "raster", "regions", "confidence"])
-def test_every_order_decides_every_cell_once(beginner, order):
-    counts = "arccos-after-one" if order == "confidence" else "arccos"
-    (one,) = maskless.generate(beginner.model, labels=[4], order=order, counts=counts, steps=16, guidance=1.0)
-    assert sorted(set(one.steps.flatten().tolist())) == list(range(16))
-    assert ((one.tokens >= 0) & (one.tokens < LEVELS)).all()
-
-
 def test_maskgit_trains_and_draws_too(digits, tmp_path):
     made = trained(tmp_path / "run", digits, "maskgit", 2)
     losses = [line for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines() if '"loss"' in line]

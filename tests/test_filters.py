@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from maskless import logits as lg
-from maskless.draw import Truncation
+from maskless.draw import Guidance, Truncation
 from maskless.problems import dense
 from sampling_runs import B, L, V, certain, run, state
 
@@ -86,23 +86,35 @@ def test_warm_up_halves_the_sharpness_in_the_first_steps(warmup, expected, confi
     assert seen == [[float(x)] for x in expected]
 
 
+def sampled(**how) -> None:
+    tokens, known = state()
+    run(lambda problems: certain(problems.targets, V), tokens, known, **how)
+
+
+def guided(weight: float, dropped: int | None = 9) -> Guidance:
+    return Guidance(weight=weight, dropped=dropped)
+
+
 @pytest.mark.parametrize(
-    ("wrong", "message"),
+    ("call", "how", "message"),
     [
-        ({"temperature": -0.1}, "temperature -0.1 is out of range"),
-        ({"temperature": math.nan}, "temperature nan is out of range"),
-        ({"temperature": math.inf}, "temperature inf is out of range"),
-        ({"top_k": 0}, "top_k 0 is out of range"),
-        ({"top_p": 0.0}, "top_p 0.0 is out of range"),
-        ({"top_p": 1.1}, "top_p 1.1 is out of range"),
+        (Truncation, {"temperature": -0.1}, "temperature -0.1 is out of range"),
+        (Truncation, {"temperature": math.nan}, "temperature nan is out of range"),
+        (Truncation, {"temperature": math.inf}, "temperature inf is out of range"),
+        (Truncation, {"top_k": 0}, "top_k 0 is out of range"),
+        (Truncation, {"top_p": 0.0}, "top_p 0.0 is out of range"),
+        (Truncation, {"top_p": 1.1}, "top_p 1.1 is out of range"),
+        (guided, {"weight": -0.5}, "guidance -0.5 is out of range: expected 0 .none. or more"),
+        (guided, {"weight": math.nan}, "guidance nan is out of range"),
+        (guided, {"weight": math.inf}, "guidance inf is out of range"),
+        (guided, {"weight": 2.0, "dropped": None}, "guidance 2.0 needs a network with class labels: this one knows no"),
+        (sampled, {"confident": True, "noise": -1.0}, "noise -1.0 is out of range: expected 0 .none. or more"),
+        (sampled, {"confident": True, "noise": math.nan}, "noise nan is out of range"),
+        (sampled, {"confident": True, "noise": math.inf}, "noise inf is out of range"),
+        (sampled, {"confident": True, "warmup": -1}, "warmup -1 is out of range: expected 0 .none. or more steps"),
+        (sampled, {"never": (3, -1)}, "expected 0 or more"),
     ],
 )
-def test_truncations_out_of_range_are_refused(wrong, message):
+def test_settings_out_of_range_are_refused(call, how, message):
     with pytest.raises(ValueError, match=message):
-        Truncation(**wrong)
-
-
-def test_negative_ids_are_refused():
-    tokens, known = state()
-    with pytest.raises(ValueError, match="expected 0 or more"):
-        run(lambda problems: certain(problems.targets, V), tokens, known, never=(3, -1))
+        call(**how)

@@ -178,20 +178,6 @@ def test_labels_reach_the_network_without_guidance_too():
     assert seen == [LABELS.tolist(), [0, 2, 1, 0], [0, 2, 1, 0]]  # row 1 has one position to decide
 
 
-@pytest.mark.parametrize(
-    ("wrong", "message"),
-    [
-        ({"weight": -0.5, "dropped": 9}, "guidance -0.5 is out of range: expected 0 .none. or more"),
-        ({"weight": math.nan, "dropped": 9}, "guidance nan is out of range"),
-        ({"weight": math.inf, "dropped": 9}, "guidance inf is out of range"),
-        ({"weight": 2.0, "dropped": None}, "guidance 2.0 needs a network with class labels: this one knows none"),
-    ],
-)
-def test_guidance_out_of_range_is_refused(wrong, message):
-    with pytest.raises(ValueError, match=message):
-        Guidance(**wrong)
-
-
 @pytest.mark.parametrize("sampler", SAMPLERS)
 def test_guidance_without_labels_and_labels_of_another_number_are_refused(sampler):
     known, keys = torch.zeros(2, L, dtype=torch.bool), row_keys(0, torch.arange(2))

@@ -111,23 +111,13 @@ def test_a_gap_may_stand_anywhere(plain):
 @pytest.mark.parametrize("how", WAYS)
 def test_a_list_gives_what_its_texts_give_alone(model, how):
     templates = [TEMPLATE, "[9]", "so [5] x[7]!", TEMPLATE]
-    together = fill(model, templates, steps=4, seed=2, **how)
-    for text, template in zip(together, templates, strict=True):
-        alone = fill(model, template, steps=4, seed=2, **how)
-        assert text == alone
-        assert (text.tokens, text.steps, text.order) == (alone.tokens, alone.steps, alone.order)
-
-
-@pytest.mark.parametrize("counts", COUNTS)
-def test_a_text_does_not_depend_on_its_neighbours_when_the_steps_are_left_open(plain, counts):
-    for seed in range(8):
-        text, _ = fill(plain, ["ab[5]c", "[16]xyz"], counts=counts, seed=seed)
-        alone = fill(plain, "ab[5]c", counts=counts, seed=seed)
-        assert (text.tokens, text.order) == (alone.tokens, alone.order)
-
-
-def test_no_texts_give_no_texts(plain):
-    assert fill(plain, []) == []
+    for steps in (4, None):
+        together = fill(model, templates, steps=steps, seed=2, **how)
+        for text, template in zip(together, templates, strict=True):
+            alone = fill(model, template, steps=steps, seed=2, **how)
+            assert text == alone
+            assert (text.tokens, text.steps, text.order) == (alone.tokens, alone.steps, alone.order)
+    assert fill(model, [], **how) == []
 
 
 def test_fill_of_words_keeps_the_spaces_before_gaps(words):
@@ -236,12 +226,9 @@ def test_log_likelihood_takes_a_row_or_a_text_too(model):
     assert log_likelihood(model, tokens[0], known[0], samples=2) == expected[0]
     assert log_likelihood(model, tokens[0], samples=2).ndim == 0
     assert torch.equal(log_likelihood(model, tokens, known.long(), samples=2), expected)
+    assert log_likelihood(model, "").tolist() == [0.0]  # an empty text is certain
     text = log_likelihood(model, "abcd", samples=2)
     assert torch.equal(text, log_likelihood(model, torch.tensor([list(b"abcd")]), samples=2))
-
-
-def test_an_empty_text_is_certain(plain):
-    assert log_likelihood(plain, "").tolist() == [0.0]
 
 
 def test_load_reads_model_folders_run_folders_and_released_files(plain, tmp_path):

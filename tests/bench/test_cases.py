@@ -16,13 +16,9 @@ from maskless.bench.tables import (
     case_of,
     figure,
     only,
-    rival_of,
     speed,
     table,
 )
-from maskless.nn.masked import MaskedConfig
-from maskless.nn.maskgit import MaskGIT
-from maskless.nn.partition import PartitionConfig, PartitionTransformer
 from maskless.paper.line import BACKWARD, FORWARD, IMAGES, MEMORY, SAMPLE, SECONDS, SEQUENCES, TOKENS
 
 PGM_8_8, PGM_6_6_1024 = SampleCase(), SampleCase(layers=12, width=1024)
@@ -62,34 +58,17 @@ def test_a_case_that_cannot_be_measured(kind, sizes, says):
 @pytest.mark.parametrize(
     ("case", "name"),
     [
-        (PGM_8_8, "PGM 8/8 x768"),
         (replace(PGM_8_8, context="ordered"), "PGM 8/8 x768 ordered"),
         (replace(PGM_8_8, counts="mdlm"), "PGM 8/8 x768, mdlm counts"),
         (replace(PGM_8_8, refresh=4), "PGM 8/8 x768, refreshed every 4"),
         (SampleCase(encoder=10, width=1024), "PGM 10/6 x1024"),
-        (MDLM, "MDLM 12 x768"),
         (TrainCase(model="mdlm-complementary", layers=12), "MDLM 12 x768 complementary"),
-        (SampleCase(model="ar", steps=1024, layers=12), "AR 12 x768"),
-        (PGM_12_12, "PGM 12/12 x1024"),
         (replace(PGM_12_12, context="ordered"), "PGM 12/12 x1024 ordered"),
         (MASKGIT, "MaskGIT 24 x1024"),
     ],
 )
 def test_names(case, name):
     assert case.name == name
-
-
-def test_networks_are_those_of_the_paper():
-    """With heads of width 64, and for MDLM one more id, the mask."""
-    assert PGM_8_8.config == PartitionConfig(vocab=50_257, length=1024, encoder=8, decoder=8)
-    assert PGM_6_6_1024.config == PartitionConfig(vocab=50_257, length=1024, width=1024, heads=16)
-    assert MDLM.config == MaskedConfig(vocab=50_258, mask=50_257, length=1024)
-
-
-def test_networks_of_pictures_have_the_released_number_of_parameters():
-    with torch.device("meta"):
-        networks = PartitionTransformer(PGM_12_12.config), MaskGIT(MASKGIT.config)
-    assert [sum(p.numel() for p in network.parameters()) for network in networks] == [494_220_290, 480_443_393]
 
 
 def test_nothing_in_a_network_is_trivially_zero():
@@ -221,18 +200,6 @@ def test_targets_are_beyond_what_was_released_and_the_aim_beyond_the_least():
     for line, reached in zip(TABLES["targets"].lines, released("targets"), strict=True):
         assert better(line.measure, line.aim, line.at_least) > 1
         assert reached is None or better(line.measure, line.at_least, reached) > 1.5
-
-
-def test_the_table_of_images_has_floors_and_rivals():
-    lines = TABLES["images"].lines
-    assert {(case.model, case.context, case.batch) for case in cases("images")} == {
-        (model, context, batch)
-        for model, context in (("pgm", "full"), ("pgm", "ordered"), ("maskgit", "full"))
-        for batch in (1, 32)
-    }
-    assert [line.at_least for line in lines] == [40, 120, None, 0.15, None, None]
-    assert [rival and rival.value for rival in map(rival_of, lines)] == [4.06, 4.06, None, 1.20, 1.20, None]
-    assert released("images") == [16.3, None, 4.06, 1.49, None, 1.20]
 
 
 def test_a_table_gives_what_samples_or_what_trains():

@@ -70,19 +70,12 @@ def tasks(tmp_path_factory) -> Path:
     common |= {"test_split": "test", "doc_to_text": "the {{animal}} eats"}
     choice = {"output_type": "multiple_choice", "doc_to_choice": "{{choices}}", "doc_to_target": "{{answer}}"}
     word = {"output_type": "loglikelihood", "doc_to_target": " {{food}}"}
-    free = {
-        "output_type": "generate_until",
-        "doc_to_target": "{{food}}",
-        "generation_kwargs": {"until": [" ."], "max_gen_toks": 6},
-    }
-    free |= {
-        "filter_list": [{"name": "stripped", "filter": [{"function": "remove_whitespace"}, {"function": "take_first"}]}]
-    }
-    rolling = {
-        "output_type": "loglikelihood_rolling",
-        "doc_to_text": "",
-        "doc_to_target": "the {{animal}} eats {{food}} .",
-    }
+    free = {"output_type": "generate_until", "doc_to_target": "{{food}}"}
+    free |= {"generation_kwargs": {"until": [" ."], "max_gen_toks": 6}}
+    stripped = [{"function": "remove_whitespace"}, {"function": "take_first"}]
+    free |= {"filter_list": [{"name": "stripped", "filter": stripped}]}
+    rolling = {"output_type": "loglikelihood_rolling", "doc_to_text": ""}
+    rolling |= {"doc_to_target": "the {{animal}} eats {{food}} ."}
     accuracy = {"metric": "acc", "aggregation": "mean", "higher_is_better": True}
     exact = {"metric": "exact_match", "aggregation": "mean", "higher_is_better": True}
     for name, task, metric in (

@@ -18,7 +18,6 @@ from tiny_networks import shaken
 
 CODES, CLASSES, GRID = 9, 3, (3, 3)
 SIZES = {"length": 10, "grid": GRID, "width": 32, "heads": 2, "classes": CLASSES}
-LABELS = torch.tensor([0, 1, 2, CLASSES])  # the last one: dropped
 
 
 def make(kind: str) -> nn.Module:

@@ -65,6 +65,13 @@ WRONG = [
     ("/v1/pictures/fill", {"image": "iVBORw0KGgo=", "mask": [[True] * 4] * 4}, 400, r"damaged PNG"),
     ("/v1/pictures/fill", {"image": "AAAA", "mask": [[True]]}, 400, r"mask: expected 4 rows of 4"),
     ("/v1/pictures/fill", {}, 422, r"either tokens, or image and mask"),
+    # Of many mistakes the first is said: to write down all half a million took 6 seconds for everybody, and 600 MB.
+    ("/v1/fill", {"tokens": [-1] * 9000}, 422, r"^tokens\.0: Input should be greater than or equal to 0 \(got '-1'\)$"),
+    ("/v1/fill", {"text": "a", "spaced": [-1] * 9000}, 422, r"^spaced\.0: Input should be greater .* \(got '-1'\)$"),
+    ("/v1/pictures/fill", {"tokens": [[-1] * 4000] * 2}, 422, r"^tokens\.0\.0: Input should be greater .*'-1'\)$"),
+    ("/v1/pictures/fill", {"image": "AAAA", "mask": [[1] * 4000] * 2}, 422, r"^mask\.0\.0: .* valid boolean .*'1'\)$"),
+    ("/v1/pictures/fill", {"image": "AAAA", "mask": [[1]] * 4000}, 422, r"^mask\.0\.0: .* valid boolean .*'1'\)$"),
+    ("/v1/fill", {f"a{i}": 1 for i in range(4000)}, 422, r"^4,000 fields: expected some of model, steps, seed"),
 ]
 
 

@@ -20,9 +20,6 @@ from maskless.train.loop import Clock, Progress, is_due, train
 from maskless.train.tasks import objective_of, tasks_of
 from objective_tasks import loss
 
-CPU = torch.device("cpu")
-
-
 # Schedules
 
 
