@@ -8,7 +8,7 @@ import torch
 from maskless.nn.loss import total_cost
 from maskless.objective import OBJECTIVES, drop_labels, noise
 from maskless.schedule import EDGE
-from objective_tasks import ROW, UNBIASED, L, V, by_row, loss, near, place, task_of, uniform_network
+from objective_tasks import ROW, L, V, by_row, loss, near, place, task_of, uniform_network
 
 
 @pytest.mark.parametrize("length", [1, 2, 5, 12])
@@ -19,16 +19,6 @@ def test_every_sequence_of_pgm_exact_weighs_its_length_whatever_the_split(length
     )
     cost = float(loss(uniform_network, task)) / 100
     torch.testing.assert_close(cost, length * float(torch.tensor(float(V)).log()), rtol=1e-5, atol=0)
-
-
-@pytest.mark.parametrize("name", UNBIASED)
-def test_the_expected_weight_of_every_token_is_one(name):
-    rows = 100_000
-    task = task_of(name, rows)
-    row, position = place(name, task.problems)
-    weight = torch.zeros(rows, L, dtype=torch.float64).index_put((row, position), task.weights.double())
-    for column in weight.T:
-        assert near(column, 1.0)
 
 
 def one_row(name: str, t: float, u: list[float]):

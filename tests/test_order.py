@@ -17,7 +17,6 @@ from maskless.order import (
     arccos,
     arccos_after_one,
     halton,
-    halton_turns,
     left,
     mdlm,
     random,
@@ -133,11 +132,6 @@ def mirrored(i: int, base: int) -> Fraction:
     return value
 
 
-def test_halton_starts_in_the_cells_that_are_known():
-    assert [divmod(cell, 32) for cell in cells_of(32, 32)[:5]] == [(16, 10), (8, 21), (24, 3), (4, 14), (20, 24)]
-    assert cells_of(4, 4) == [9, 6, 12, 1, 11, 4, 14, 3, 8, 5, 0, 7, 13, 2, 15, 10]
-
-
 def test_halton_orders_equal_the_released_tables():
     for side, order in table("halton")["order"].items():
         assert cells_of(int(side), int(side)) == order, side
@@ -170,10 +164,6 @@ def test_halton_keeps_its_order_among_the_cells_that_are_left(grid, seed):
     wanted = v[0] < 0.5
     order = halton(grid)(wanted[None].long(), u)[0]
     assert order[wanted[order]].tolist() == [cell for cell in cells_of(*grid) if wanted[cell]]
-
-
-def test_the_turns_of_a_grid_are_computed_once():
-    assert halton_turns(6, 5) is halton_turns(6, 5)
 
 
 @pytest.mark.parametrize(("order", "cells"), [(random, (3, 4)), (left, (3, 4)), (halton((3, 4)), (3, 4))])

@@ -14,11 +14,6 @@ from maskless.problems import Problems
 from maskless.sampling import sample
 from sampling_runs import EACH, KINDS, WAYS, B, L, V, certain, run, state
 
-
-def says_how_much_it_saw(problems: Problems) -> Tensor:
-    return certain(problems.offsets.lengths[problems.target_offsets.owner], L)
-
-
 SAMPLERS = [{}, {"confident": True}, {"confident": True, "noise": 5.0}]
 
 
@@ -107,16 +102,6 @@ def test_the_context_stands_in_the_order_in_which_it_became_known():
         assert context[given:] == came[:number]
 
 
-@pytest.mark.parametrize("steps", range(1, L + 1))
-def test_uniform_steps_grow_the_context_evenly(steps):
-    nothing = torch.zeros(2, L, dtype=torch.bool)
-    done, *_ = run(says_how_much_it_saw, torch.zeros(2, L, dtype=torch.long), nothing, steps=steps)
-    sizes = [L * (k + 1) // steps - L * k // steps for k in range(steps)]
-    expected = [sum(sizes[:k]) for k in range(steps) for _ in range(sizes[k])]
-    for row in done:
-        assert sorted(row.tolist()) == expected
-
-
 def test_a_causal_plan_goes_from_the_end_of_each_prompt_to_the_end_of_its_row():
     """Whatever the other rows have: some of these begin later, some end earlier."""
     place, begins, ends = torch.arange(L), [0, 2, 1, 4], [6, 3, 4, 5]
@@ -141,13 +126,6 @@ def test_equal_seeds_give_equal_samples_and_different_seeds_different_ones(tiny,
     assert torch.equal(first, again)
     assert (first != other).any(1).all()
     assert len(first.unique(dim=0)) == 8
-
-
-def test_what_stands_at_unknown_positions_does_not_matter(tiny):
-    tokens, known = state()
-    one, *_ = run(tiny("position"), tokens, known, steps=3)
-    other, *_ = run(tiny("position"), torch.where(known, tokens, -1), known, steps=3)
-    assert torch.equal(one, other)
 
 
 def test_steps_that_decide_nothing_are_not_run():

@@ -97,24 +97,21 @@ def test_a_model_without_a_tokenizer_says_so(tiny):
     assert fill(bare, torch.zeros(1, 4).long(), known=torch.zeros(1, 4)).tokens.shape == (1, 4)
 
 
-def test_load_refuses_a_tokenizer_with_more_ids_than_the_model(tiny, tmp_path):
+@pytest.mark.parametrize(
+    ("part", "how", "says"),
+    [
+        ("", {"tokenizer": "bytes"}, "the tokenizer bytes has 257 ids, the model .* only 11"),
+        ("", {"device": "cuda:99"}, "device 'cuda:99' cannot be used: "),
+        ("", {"device": "abacus"}, "device 'abacus' cannot be used: "),
+        ("", {"device": torch.device("cuda:99")}, "device 'cuda:99' cannot be used: "),
+        ("model.safetensors", {}, "model.safetensors is a part of a model: give its folder, {folder}$"),
+        ("config.json", {}, "config.json is a part of a model: give its folder, {folder}$"),
+    ],
+)
+def test_what_cannot_be_loaded_is_named(tiny, tmp_path, part, how, says):
     Model(tiny("position")).save_pretrained(tmp_path)
-    with pytest.raises(ValueError, match=r"the tokenizer bytes has 257 ids, the model .* only 11"):
-        maskless.load(tmp_path, tokenizer="bytes", device="cpu")
-
-
-@pytest.mark.parametrize("device", ["cuda:99", "abacus", torch.device("cuda:99")])
-def test_load_names_a_device_that_is_not_here(tiny, tmp_path, device):
-    Model(tiny("position")).save_pretrained(tmp_path)
-    with pytest.raises(ValueError, match=f"device '{device}' cannot be used: "):
-        maskless.load(tmp_path, device=device)
-
-
-@pytest.mark.parametrize("file", ["model.safetensors", "config.json"])
-def test_load_asks_for_the_folder_when_given_a_file_of_it(tiny, tmp_path, file):
-    Model(tiny("position")).save_pretrained(tmp_path)
-    with pytest.raises(ValueError, match=f"{file} is a part of a model: give its folder, {tmp_path}$"):
-        maskless.load(tmp_path / file, device="cpu")
+    with pytest.raises(ValueError, match=says.format(folder=tmp_path)):
+        maskless.load(tmp_path / part, **{"device": "cpu"} | how)
 
 
 @pytest.mark.parametrize("kind", [*KINDS, "causal"])

@@ -62,12 +62,6 @@ def test_what_a_model_of_pictures_cannot_use_is_named(artist, call, message):
         call(artist)
 
 
-def test_what_a_model_of_text_cannot_use_is_named(plain):
-    for call in (lambda: generate(plain, guidance=2.0), lambda: fill(plain, "a[2]", guidance=2.0)):
-        with pytest.raises(ValueError, match=r"guidance 2\.0 needs a network with class labels: this one knows none"):
-            call()
-
-
 @pytest.mark.parametrize("order", ["halton", "confidence"])
 def test_a_model_of_nan_is_named_instead_of_drawn_from(artist, order):
     broken = copy.deepcopy(artist)

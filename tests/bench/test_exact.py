@@ -5,7 +5,6 @@ import json
 import pytest
 
 from in_process import one_line
-from maskless.bench.exact import WaySpeed
 from maskless.checkpoint import Model
 from maskless.codec.text import byte_codec
 from maskless.mixture import Mixture
@@ -42,11 +41,6 @@ def test_every_way_is_timed_at_every_batch(folders, command, tmp_path):
         else:
             assert 1 < one["tokens_per_round"] <= (8 if "strands" in one["way"] else 16)
     assert all(part in ended.out for part in ("one token a step", "tokens/s"))
-
-
-def test_a_pace():
-    pace = WaySpeed(way="plain", batch=4, times=(1.0, 3.0, 2.0), tokens=100, rounds=25.0)
-    assert (pace.seconds, pace.tokens_per_second, pace.as_dict()["tokens_per_round"]) == (2.0, 200.0, 4.0)
 
 
 @pytest.mark.parametrize(

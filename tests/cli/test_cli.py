@@ -198,12 +198,6 @@ def test_a_terminal_is_told_what_takes_its_time(words, says, model, text, comman
         assert what.format(**places) in screen.file.getvalue()
 
 
-def test_resuming_where_there_is_nothing_starts_anew(text, command, tmp_path):
-    ended = command("train", "--text", text, "--out", tmp_path / "run", *TINY, "--steps", 2, "--resume")
-    assert ended.code == 0, ended.err
-    assert read_metrics(tmp_path / "run" / "metrics.jsonl")[-1]["step"] == 2
-
-
 def test_a_run_resumes_from_any_folder(text, command, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     assert command("train", "--text", text, "--out", "run", *TINY, "--steps", 2).code == 0

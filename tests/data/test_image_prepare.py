@@ -139,17 +139,6 @@ def test_rows_survive_a_process_boundary_and_serve_batches(folder, tmp_path):
     assert np.bincount(taken).tolist() == [4] * 11
 
 
-def test_codecs_and_statistics_see_the_pictures_of_the_same_side(tmp_path):
-    np.save(tmp_path / "a.npy", pixels(40))
-    prepared = prepare_images([tmp_path / "a.npy"], tmp_path / "out", Mean(factor=1), size=SIZE, valid=0.2)
-    for split in ("train", "valid"):
-        found = read_images([tmp_path / "a.npy"]).pictures(SIZE, split=split, valid=0.2)
-        squares = np.stack([square for square, _, _ in found])
-        tokens = Mean(factor=1).encode(to_images(squares)).flatten(1)
-        assert torch.equal(prepared.split(split).rows(range(len(tokens)))[:, 1:], tokens)
-        assert len(tokens) == prepared.splits[split].rows
-
-
 def test_broken_pictures_are_counted_and_progress_is_told(folder, tmp_path):
     for i in range(25):
         (folder / "train" / "a" / f"1{i:02}.png").write_bytes(b"")

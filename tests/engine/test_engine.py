@@ -19,7 +19,7 @@ from maskless.engine.run import Kind, RowsToDecide
 from maskless.logits import row_keys
 from maskless.order import COUNTS, ORDERS
 from maskless.plans import Plan, plan, plan_causal
-from maskless.problems import Offsets, split
+from maskless.problems import split
 from maskless.sampling import sample
 
 KINDS = ["position", "ordered", "masked", "causal"]
@@ -259,11 +259,6 @@ def test_draws_on_a_gpu_follow_the_probabilities(p_value):
     )
     probability = ((logits + bias) / 0.8).double().softmax(-1)[0]
     assert p_value(drawn.cpu().bincount(minlength=5000), probability * len(u)) > 1e-4
-
-
-def test_regular_spans_are_those_of_offsets(tiny):
-    with Engine(tiny("ordered"))._lent(Kind(rows=3, length=5, keeps=True, filter=Truncation())) as run:
-        assert torch.equal(run._regular(3, 2).bounds, Offsets.regular(3, 2).bounds)
 
 
 def test_steps_that_were_seen_are_captured_together_the_largest_first(monkeypatch):

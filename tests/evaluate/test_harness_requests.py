@@ -153,11 +153,6 @@ def test_an_empty_continuation_is_refused(lm, context):
         lm().loglikelihood([asked(context, " correct"), asked(context, "")], disable_tqdm=True)
 
 
-def test_an_empty_target_is_refused(model):
-    with pytest.raises(ValueError, match="a target is empty: expected at least one token"):
-        Scorer(model).score([([1, 2], [3]), ([1, 2], [])])
-
-
 @pytest.mark.parametrize(
     ("given", "temperature", "most"),
     [

@@ -68,9 +68,8 @@ def same(a: Statistics, b: Statistics, tolerance: float = 1e-11) -> None:
 def test_statistics_are_numpys():
     x = normal(50).float().double()
     found = of(x.float())
-    np.testing.assert_allclose(
-        found.mean, x.numpy().mean(0), rtol=0, atol=50 * EPS * float(x.abs().max())
-    )  # a sum of 50
+    sums = {"rtol": 0, "atol": 50 * EPS * float(x.abs().max())}  # of 50
+    np.testing.assert_allclose(found.mean, x.numpy().mean(0), **sums)
     covariance = np.cov(x.numpy(), rowvar=False)
     np.testing.assert_allclose(found.covariance, covariance, rtol=0, atol=50 * EPS * float(x.square().max()))
     assert found.covariance.dtype == torch.float64
@@ -238,10 +237,7 @@ def test_mistakes_are_one_clear_line():
         (lambda: of(x[0]), r"features \(6,\): expected \(N, D\)"),
         (lambda: fid(of(x[:1]), of(x)), "1 images are too few for a covariance: expected 2 or more"),
         (lambda: fid(of(x), of(x[:, :4])), "features of 6 and 4 dimensions cannot be compared"),
-        (
-            lambda: fid(of(x, "a" * 64), of(x, "b" * 64)),
-            "statistics of two networks, sha256 aaaaaaaaaaaa and sha256 bbb",
-        ),
+        (lambda: fid(of(x, "a" * 64), of(x, "b" * 64)), "of two networks, sha256 aaaaaaaaaaaa and sha256 bbb"),
         (lambda: of(x, "a") + of(x, "b"), "statistics of two networks"),
         (lambda: inception_score(torch.zeros(9, 5)), "expected .* with 10 images or more"),
         (lambda: inception_score(torch.full((20, 5), torch.nan)), "logits are not finite"),
@@ -249,10 +245,7 @@ def test_mistakes_are_one_clear_line():
         (lambda: precision_recall(x[:3], x), r"real features \(3, 6\): expected .* more than k = 3 images"),
         (lambda: precision_recall(x, x[:, :4]), "features of 6 and 4 dimensions"),
         (lambda: precision_recall(x, x, k=0), "k 0, batch 1024: expected 1 or more"),
-        (
-            lambda: need_logits(dataclasses.replace(TOY, classes=0)),
-            "toy has features but no logits, so there is no Incep",
-        ),
+        (lambda: need_logits(dataclasses.replace(TOY, classes=0)), "toy has features but no logits, so there is no"),
     ]:
         with pytest.raises(ValueError, match=line):
             mistake()

@@ -16,7 +16,7 @@ from maskless.codec.text import TextCodec
 from maskless.data.prepare import prepare
 from maskless.data.tokens import Prepared, TokenRows, open_tokens
 from maskless.data.toy import write
-from maskless.evaluate.likelihood import Likelihood, likelihood, summary
+from maskless.evaluate.likelihood import Likelihood, likelihood
 from maskless.problems import Problems, dense
 from objective_tasks import loss
 
@@ -196,12 +196,6 @@ def test_more_splits_of_each_sequence_narrow_the_noise(rows, varied):
 
 
 # Numbers
-
-
-def test_one_sequence_has_no_standard_error():
-    found = summary(torch.tensor([6.0]).double(), torch.tensor([3.0]).double())
-    assert (found.nats, found.tokens) == (2.0, 3)
-    assert math.isnan(found.error)
 
 
 def test_perplexity_bits_and_errors_follow_from_nats():

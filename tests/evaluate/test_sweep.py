@@ -173,11 +173,6 @@ def test_the_speed_is_that_of_drawing_and_of_warm_batches(monkeypatch):
     assert speed() == 0
 
 
-def test_guidance_is_a_number(sample, real, tmp_path):
-    with pytest.raises(ValueError, match="guidance nan is out of range"):
-        list(sweep(sample, [1, float("nan")], TOY, real, tmp_path / "sweep.json"))
-
-
 @pytest.fixture
 def points(sample, real, tmp_path) -> list[ImagePoint]:
     kept = look([pictures(60, 9)], TOY, keep=True)

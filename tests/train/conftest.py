@@ -123,9 +123,6 @@ def start(tmp_path_factory) -> Iterator[Callable[..., Process]]:
     server = subprocess.Popen(
         [sys.executable, "-c", SERVER], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=environment
     )
-    assert server.stdin is not None
-    assert server.stdout is not None
-
     assert server.stdout.readline() == "ready\n"
     started: list[Process] = []
 

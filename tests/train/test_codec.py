@@ -145,12 +145,6 @@ def test_a_run_goes_on_as_it_began(quick, straight):
         configure(straight, ["images"])
 
 
-@pytest.mark.parametrize("size", [0, -2])
-def test_a_size_of_no_pixels_is_refused(quick, size):
-    with pytest.raises(ValueError, match=f"size is {size}: expected 1 or more pixels a side"):
-        quick(size=size)
-
-
 # The command
 
 

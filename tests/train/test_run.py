@@ -133,12 +133,6 @@ def test_a_state_of_another_network_is_named(configure, tmp_path):
         Run(folder, configure("mdlm"))
 
 
-def test_a_configuration_survives_its_file(configure, tmp_path):
-    config = configure("mdlm", minutes=3.5, seed=9)
-    config.write(tmp_path)
-    assert RunConfig.read(tmp_path) == config
-
-
 @pytest.mark.parametrize("content", ["{", "{}", '{"data": "", "network": {}, "train": {"colour": 1}}', "[" * 99_999])
 def test_a_configuration_that_is_none_is_named(content, tmp_path):
     (tmp_path / "run.json").write_text(content)
