@@ -8,7 +8,6 @@ from torch import Tensor
 
 from maskless import logits as lg
 from maskless.draw import Guidance, Truncation
-from maskless.problems import dense
 from sampling_runs import B, L, V, certain, run, state
 
 
@@ -43,17 +42,6 @@ def test_the_default_truncation_leaves_the_distribution_as_it_is():
     rows = torch.zeros(5, dtype=torch.long)
     assert torch.equal(Truncation()(logits, rows, rows), logits)
     assert torch.equal(Truncation(top_p=1.0, top_k=9)(logits, rows, rows), logits)
-
-
-def test_a_greedy_sample_takes_the_most_likely_token(tiny):
-    network, (tokens, known) = tiny("position", scale=0.3), state()
-    done, steps, _ = run(network, tokens, known, steps=1, filter=Truncation(temperature=0))
-    for row in range(B):
-        context, targets = known[row].nonzero().T, (~known[row]).nonzero().T
-        with torch.no_grad():
-            best = network(dense(tokens[row, context], context, targets)).argmax(-1)
-        assert torch.equal(done[row, targets[0]], best)
-    assert len(steps) == 1
 
 
 @pytest.mark.parametrize("temperature", [1e-20, 1e-40])

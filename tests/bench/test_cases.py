@@ -138,9 +138,7 @@ def test_figures_are_found_whatever_the_precision_and_for_mdlm_whatever_the_coun
     assert figure(RELEASED, replace(case, counts="mdlm"), SAMPLE, TOKENS) is None
     assert figure(RELEASED, replace(MDLM, counts="uniform"), SAMPLE, TOKENS) is not None
     assert figure(RELEASED, replace(case, width=512), SAMPLE, TOKENS) is None
-    slow = replace(
-        MASKGIT, precision="fp32"
-    )  # ours stands beside bf16; the paper's own is kept
+    slow = replace(MASKGIT, precision="fp32")  # ours stands beside bf16; the paper's own is kept
     found = figure(RELEASED, slow, SAMPLE, IMAGES)
     assert (found.value, found.tokens_per_second) == (4.06, 4.06 * 1024)
     assert FIGURES[RELEASED, slow, SAMPLE, IMAGES].value == 0.84
