@@ -227,10 +227,7 @@ def test_mistakes_are_one_clear_line(tmp_path):
         (lambda: pictures.reconstructions(x, x[:1], out), "expected the same shape"),
         (lambda: pictures.inpainting(x, torch.ones(2, 5, 5), x, out), r"known \(2, 5, 5\): .* images of 32 x 32"),
         (lambda: pictures.inpainting(x, torch.ones(3, 4, 4), x, out), r"known \(3, 4, 4\): .* images of 32 x 32"),
-        (
-            lambda: order_heatmap(torch.zeros(7), out, shape=(2, 3)),
-            r"steps \(7,\) on a grid of 2 x 3: expected \(N, 6\)",
-        ),
+        (lambda: order_heatmap(torch.zeros(7), out, shape=(2, 3)), r"steps \(7,\) on a grid of 2 x 3: expected \(N, 6"),
         (lambda: order_heatmap(torch.zeros(20, 6), out, shape=(2, 3)), "20 maps in one picture: expected at most 16"),
         (lambda: order_heatmap(torch.zeros(1, 6), out, shape=(2, 3), images=x), "2 images for 1 maps"),
         (lambda: order_gif(torch.zeros(5), torch.zeros(6), decode, out, shape=(2, 3)), r"tokens \(1, 5\), came \(6,\)"),

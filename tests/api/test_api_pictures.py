@@ -49,10 +49,7 @@ GREY = np.zeros((3, 3), np.uint8)
         (lambda m: generate(m, labels=[1], order="spiral"), "unknown order 'spiral'"),
         (lambda m: generate(m, labels=[1], steps=10), "steps 10 is out of range: expected 1 to 9"),
         (lambda m: generate(m, n=0), "n 0 is out of range"),
-        (
-            lambda m: fill(m, GREY[:2], known=GREY),
-            r"a picture of \(2, 3\) pixels with a mask of \(3, 3\): expected 3 x 3",
-        ),
+        (lambda m: fill(m, GREY[:2], known=GREY), r"a picture of \(2, 3\) pixels with a mask of \(3, 3\): expected 3"),
         (lambda m: fill(m, GREY), "known= is missing: expected a mask of the picture's pixels"),
         (lambda m: fill(m, "cat.jpg", known=GREY), "a picture is 'cat.jpg': expected a PIL image"),
     ],

@@ -260,10 +260,7 @@ MEASURED = "evaluate {run} {features} --reference {photos} --out {out}"
         (f"{MEASURED} --steps 2,4", "--steps 2,4: expected one number for pictures"),
         (f"{MEASURED} --order up", "unknown order 'up': expected one of halton"),
         (f"{MEASURED} --samples 9", "samples 9 is out of range: expected 10 or more"),
-        (
-            "fid {tmp}/other.npz {photos} {features}",
-            "other.npz holds statistics of another network (sha256 ffffffffffff)",
-        ),
+        ("fid {tmp}/other.npz {photos} {features}", "other.npz holds statistics of another network (sha256 ffffff"),
         ("generate {run} --out {out} --prompt a", "--prompt is for text models: this is an image model"),
         ("generate {run}", "pictures go into a file: expected --out FILE.png"),
         ("generate {run} --out {out}", "out.json: expected a name that ends in .png"),

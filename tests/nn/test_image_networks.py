@@ -129,19 +129,6 @@ def test_folded_and_spread_modulations_give_the_same_logits(network, equal):
         torch.testing.assert_close(spread_, folded, atol=1e-5, rtol=0)
 
 
-@torch.no_grad()
-def test_an_ordered_context_begins_with_its_register():
-    network = make(context="ordered")
-    tokens, order, _, labels = batch([0])
-    seen: list[Tensor] = []
-    network.encoder[-1].register_forward_hook(lambda module, args, out: seen.append(out))
-    for n in range(1, L):
-        network(dense(tokens.gather(1, order[:, :n]), order[:, :n], order[:, n:], labels=labels))
-    for n, out in enumerate(seen, 1):
-        assert len(out) == n + 1
-        torch.testing.assert_close(out, seen[-1][: n + 1], atol=1e-6, rtol=0)
-
-
 def test_registers_stand_first_and_tell_contexts_with_bos():
     registers = Registers(2)
     x, lengths = torch.arange(10.0).view(5, 2), torch.tensor([2, 0, 3])

@@ -189,6 +189,5 @@ def test_position_vectors_are_cosines_then_sines():
     for i in range(9):
         for j in range(3):
             angle = torch.tensor(i / 10_000 ** (2 * j / 6)).double()
-            torch.testing.assert_close(
-                places[i, [j, 3 + j]], torch.stack([angle.cos(), angle.sin()]), atol=1e-6, rtol=0
-            )
+            both = torch.stack([angle.cos(), angle.sin()])
+            torch.testing.assert_close(places[i, [j, 3 + j]], both, atol=1e-6, rtol=0)

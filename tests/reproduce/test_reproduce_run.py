@@ -284,10 +284,7 @@ def test_without_a_name_all_are_listed(command):
         ("table-5 --scale big", "unknown scale 'big': expected one of paper, small, toy"),
         ("nothing", "unknown table 'nothing': expected one of table-1"),
         ("table-5 --processes 0", "processes 0 is out of range: expected 1 or more"),
-        (
-            "table-5 --scale paper --data my.txt",
-            "the paper's scale has its own text, prepared in reproduced/paper/data",
-        ),
+        ("table-5 --scale paper --data my.txt", "the paper's scale has its own text, prepared in reproduced/paper/da"),
         ("table-5 --data my.txt --out my.txt", "my.txt is not a folder"),
     ],
 )

@@ -195,7 +195,7 @@ def test_ids_that_are_never_drawn_are_not(tiny):
     assert (Teacher(network, never=(7,))._draw(hidden, u) != 7).all()
 
 
-# Optima, by enumeration
+# An optimum, by enumeration
 
 
 class Plain(Head):
@@ -227,36 +227,6 @@ class Table(nn.Module):
         return self.logits.detach()[sum((x + 1) * (V + 1) ** i for i, x in known)].log_softmax(1)
 
 
-def every_context(ratio: int):
-    """Each sequence, with each choice of what is known."""
-    tokens = torch.cartesian_prod(*[torch.arange(V)] * L).repeat_interleave(2**L, 0)
-    u = 0.75 - 0.5 * torch.cartesian_prod(*[torch.arange(2)] * L).repeat(V**L, 1).double()
-    half = torch.full((len(u),), 0.5).double()
-    return one_group(tokens, half, u, u, torch.ones_like(tokens, dtype=torch.bool), Stride(share=0.5, ratio=ratio))
-
-
-@pytest.mark.parametrize("name", LOSSES)
-def test_with_one_teacher_step_the_optimum_is_the_teacher(name):
-    teacher, student = Teacher(Table(0)), Table(1)
-    taught = teacher(every_context(1))
-    loss = lambda network: teacher.loss(LOSSES[name], network, taught)  # noqa: E731
-    assert loss(teacher.network).item() == pytest.approx(0, abs=1e-12)
-    assert all(loss(Table(seed)).item() > 1 for seed in range(1, 6))
-    adam = torch.optim.Adam(student.parameters(), lr=0.1)
-    for step in range(500):
-        adam.param_groups[0]["lr"] = 0.1 * (1 - step / 500) ** 3
-        adam.zero_grad()
-        loss(student).backward()
-        adam.step()
-    if name != "tv":  # which has no curvature at its optimum
-        newton = torch.optim.LBFGS(student.parameters(), max_iter=200, tolerance_grad=1e-12, tolerance_change=0)
-        newton.step(lambda: (newton.zero_grad(), found := loss(student), found.backward())[1])
-    for known in ((), *(((i, x),) for i in range(L) for x in range(V))):
-        unknown = [i for i in range(L) if i not in dict(known)]
-        one, other = (network.given(*known)[unknown].exp() for network in (student, teacher.network))
-        torch.testing.assert_close(one, other, atol=2e-3 if name == "tv" else 1e-6, rtol=0)
-
-
 def two_steps(table: Table) -> Tensor:
     """The distribution of two teacher steps from nothing, each position in either step alike.  -> (V, V)"""
     start, total = table.given().exp(), torch.zeros(V, V, dtype=torch.float64)
@@ -272,7 +242,7 @@ def kl(p: Tensor, q: Tensor) -> float:
     return float((p * (p / q).log()).sum())
 
 
-def learned(teacher: Teacher, name: str, groups: str) -> Table:
+def learned(teacher: Teacher, groups: str) -> Table:
     """A student that began as the teacher, after many lessons in which one step of it is two of the teacher's."""
     student, generator = Table(0, scale=2.0), torch.Generator().manual_seed(0)
     adam = torch.optim.Adam(student.parameters(), lr=0.1)
@@ -283,7 +253,7 @@ def learned(teacher: Teacher, name: str, groups: str) -> Table:
         tokens = torch.randint(V, (256, L), generator=generator)
         taught = teacher(BUILD[groups](tokens, t, u, v, valid, stride))
         adam.zero_grad()
-        teacher.loss(LOSSES[name], student, taught).backward()
+        teacher.loss(LOSSES["kl-forward"], student, taught).backward()
         adam.step()
     return student
 
@@ -294,19 +264,8 @@ def test_one_step_of_a_student_recovers_two_steps_of_its_teacher(groups):
     teacher = Teacher(Table(0, scale=2.0))
     joint = two_steps(teacher.network)
     best = kl(joint, joint.sum(1, keepdim=True) * joint.sum(0, keepdim=True))
-    tables = teacher.network, learned(teacher, "kl-forward", groups)
+    tables = teacher.network, learned(teacher, groups)
     before, after = (kl(joint, torch.outer(*table.given().exp())) for table in tables)
     print(f"KL of one step from two: {before:.4f} before, {after:.4f} after, {best:.4f} at best")
     assert before > best + 0.2
     assert after < best + 0.002
-
-
-@BOTH
-def test_the_default_loss_learns_the_geometric_mean_of_what_the_teacher_says(groups):
-    """A position takes the second step's word with probability 1/2, and then half the time knows the other position."""
-    teacher = Teacher(Table(0, scale=2.0))
-    start, table, found = teacher.network.given(), teacher.network, learned(teacher, "kl-backward", groups).given()
-    for i in range(L):
-        after = torch.stack([table.given((1 - i, x))[i] for x in range(V)])  # log p of i when the other one is x
-        mean = 0.75 * start[i] + 0.25 * (start[1 - i].exp()[:, None] * after).sum(0)
-        torch.testing.assert_close(found[i].exp(), mean.softmax(0), atol=0.02, rtol=0)
