@@ -163,26 +163,6 @@ def test_a_row_of_ids_without_a_gap_stays_as_it_is(plain):
     assert done.order[0] == []
 
 
-@pytest.mark.parametrize("call", ["generate", "fill"])
-def test_on_step_sees_every_decided_token_once(model, call):
-    seen: dict[tuple[int, int], tuple[int, int]] = {}
-
-    def watch(step) -> None:
-        for row, position, token in zip(*(x.tolist() for x in (step.rows, step.positions, step.tokens)), strict=True):
-            assert (row, position) not in seen
-            seen[row, position] = token, step.number
-
-    if call == "generate":
-        texts = generate(model, 2, steps=5, on_step=watch, counts="mdlm")
-    else:
-        texts = fill(model, [TEMPLATE, "[6] x"], steps=5, on_step=watch)
-    decided = {(row, position) for row, text in enumerate(texts) for position in text.order}
-    assert set(seen) == decided
-    for (row, position), (token, number) in seen.items():
-        assert texts[row].tokens[position] == token
-        assert texts[row].steps[position] == number
-
-
 def test_a_wrapped_model_starts_every_text_with_its_bos(tiny):
     model = Model(tiny("position", vocab=257, length=L), byte_codec(), layout="wrapped")
     text = generate(model, prompt="Hi", length=9)[0]

@@ -38,8 +38,6 @@ def raising(error: BaseException | type[BaseException]) -> Callable[..., NoRetur
         ("prepare {text} --out {out} --flips", "--flips is for pictures: this is text"),
         ("train --out {out} --text {latin}", "not UTF-8 text"),
         ("train --out {out} --text {short}", "too little text for the"),
-        ("train --out {out}", "what to train on? expected either --text FILE or --data DIR"),
-        ("train --out {out} --data {tmp}", "not a prepared folder"),
         ("train --out {model} --text {text}", "another --out; continue with: maskless train --out {model} --resume"),
         ("train --out {out} --text {text} --vocab 300 --tokenizer bytes", "exclude each other"),
         ("train --out {out} --resume", "nothing to resume: {out} has no run.json; give --text or --data to begin"),

@@ -93,6 +93,11 @@ class Process:
             assert time.monotonic() < end, self.stderr
             time.sleep(0.001)
 
+    def stand(self) -> None:
+        """Stop it where it is, until SIGCONT; returns when it has stopped, which needs /proc."""
+        self.kill(signal.SIGSTOP)
+        self.until(lambda: Path(f"/proc/{self.pid}/stat").read_text().rpartition(")")[2].split()[0] == "T")
+
     def wait(self) -> int:
         """Its exit code, negative for a signal that ended it."""
         if self._code is None:

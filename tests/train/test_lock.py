@@ -21,12 +21,6 @@ def refused(process, folder: Path, owner: int) -> None:
     assert process.stdout == ""
 
 
-def stands(process) -> None:
-    """Stop a process where it is, until SIGCONT; returns when it has stopped."""
-    process.kill(signal.SIGSTOP)
-    process.until(lambda: Path(f"/proc/{process.pid}/stat").read_text().rpartition(")")[2].split()[0] == "T")
-
-
 @pytest.mark.skipif(not Path("/proc/self/stat").exists(), reason="needs /proc, to see that a process has stopped")
 def test_a_second_process_changes_nothing_of_a_run_and_a_killed_one_is_no_obstacle(start, text, losses, tmp_path):
     out = tmp_path / "run"
@@ -37,7 +31,7 @@ def test_a_second_process_changes_nothing_of_a_run_and_a_killed_one_is_no_obstac
         (("--resume",), lambda: state.saved(out / "states")),
     ):
         first.until(moment)
-        stands(first)
+        first.stand()
         before = contents(out)
         refused(start(*train, *given), out, first.pid)
         assert contents(out) == before
