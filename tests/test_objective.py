@@ -87,18 +87,6 @@ def test_noise_is_the_same_again_and_different_at_every_step():
         assert not (u == u_).any()
 
 
-@pytest.mark.parametrize("name", OBJECTIVES)
-@pytest.mark.parametrize("processes", [2, 3, 6])
-def test_the_loss_is_the_sum_of_the_losses_of_any_number_of_processes(tiny, name, processes):
-    network = tiny("causal" if name == "causal" else "position", scale=0.3, length=L, vocab=V)
-    tokens = torch.randint(V, (6, L), generator=torch.Generator().manual_seed(0))
-    t, u = noise(6, L, seed=0, step=5)
-    everything = tokens, t, u, torch.ones_like(tokens, dtype=torch.bool)
-    whole = loss(network, OBJECTIVES[name](*everything))
-    parts = zip(*(x.chunk(processes) for x in everything), strict=True)
-    torch.testing.assert_close(sum(loss(network, OBJECTIVES[name](*part)) for part in parts), whole, rtol=1e-5, atol=0)
-
-
 @pytest.mark.parametrize("kind", ["position", "mean", "logsumexp", "ordered", "masked", "causal"])
 def test_every_parameter_learns(tiny, kind):
     network = tiny(kind, length=L, vocab=5)

@@ -53,13 +53,6 @@ def test_pieces_have_the_tokens_of_the_whole_text(codec, text):
     assert [i for ids in codec.encode_batch(pieces) for i in ids] == codec.encode(text)
 
 
-def test_a_vocabulary_learnt_from_pieces_is_that_of_the_whole_text():
-    text = " ".join(f"{sentence}, number {n}" for n, sentence in enumerate(SENTENCES * 20))
-    pieces = cut(text, 16)
-    assert len(pieces) > 100
-    assert train_bpe(pieces, 400).tokenizer.to_str() == train_bpe([text], 400).tokenizer.to_str()
-
-
 def test_between_two_words_comes_first():
     """Vocabularies that read a space before each text, as some do, are cut there without harm."""
     tokenizer = Tokenizer.from_str(train_bpe(SENTENCES, 300).tokenizer.to_str())

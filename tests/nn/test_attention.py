@@ -134,19 +134,6 @@ def test_the_kernels_interpreted_give_what_plain_torch_gives(q_lengths, k_length
         torch.testing.assert_close(one, other, atol=1e-5, rtol=0)
 
 
-def test_rotation_depends_only_on_the_distance():
-    table = rotary_table(40, 8)
-    q, k = packed([1], 0, width=8), packed([1], 1, width=8)
-
-    def score(i: int, j: int) -> Tensor:
-        return (rotate(q, table[[i]]) * rotate(k, table[[j]])).sum(-1)
-
-    torch.testing.assert_close(score(3, 10), score(30, 37), atol=1e-5, rtol=0)
-    assert (score(3, 10) - score(10, 3)).abs().max() > 1e-2
-    assert torch.equal(rotate(q, table[[0]]), q)
-    torch.testing.assert_close(rotate(q, table[[39]]).norm(dim=-1), q.norm(dim=-1))
-
-
 def test_rotation_pairs_the_halves_of_a_head():
     x = torch.zeros(1, 1, 6)
     x[..., 1] = 1  # the second of the first half rotates towards the second of the second half

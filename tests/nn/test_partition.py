@@ -35,26 +35,6 @@ def test_a_changed_token_moves_the_logits_of_the_other_group_and_no_others(netwo
     check_groups(answer, tokens, order, sizes)
 
 
-@pytest.mark.parametrize("kind", ["position", "mean", "logsumexp", "ordered", "masked"])
-@pytest.mark.parametrize("sizes", SPLITS)
-def test_no_gradient_reaches_a_token_from_its_own_group(tiny, kind, sizes):
-    network = tiny(kind, vocab=2 * L + 1)
-    _, order, n = batch(sizes)
-    tokens = torch.randperm(2 * L, generator=torch.Generator().manual_seed(2)).view(2, L)  # an id names its place
-    problems, _ = partition(tokens, order, n)
-    logits = predictable(network(problems))
-    for problem in range(len(problems)):
-        mine = problems.target_offsets.owner == problem
-        weight = torch.randn(int(mine.sum()), 2 * L, generator=torch.Generator().manual_seed(3))
-        total = (logits[mine] * weight).sum()
-        (grad,) = torch.autograd.grad(total, network.embedding.weight, retain_graph=True)
-        context = problems.tokens[problems.offsets.owner == problem]
-        if len(weight):
-            assert (grad[context] != 0).any(-1).all()
-        hidden = torch.ones(2 * L, dtype=torch.bool).index_fill(0, context, False).nonzero()[:, 0]
-        assert (grad[hidden] == 0).all()
-
-
 @torch.no_grad()
 @pytest.mark.parametrize("sizes", SPLITS)
 def test_problems_of_a_partition_equal_sampling_problems(network, sizes):

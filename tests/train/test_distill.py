@@ -164,27 +164,6 @@ def test_targets_are_what_the_teacher_said_when_it_decided(tiny, B, share, kind,
         assert weight == float(valid[cell])
 
 
-@pytest.mark.parametrize("kind", ["position", "masked"])
-def test_nothing_leaks_from_one_group_to_the_other(tiny, kind):
-    """A token is seen only where it is context: not where it is to be predicted, and not by what is drawn there."""
-    torch.manual_seed(2)
-    network, tokens = tiny(kind, scale=0.3), torch.randint(10, (2, 8))
-    t, u, v = torch.tensor([0.3, 0.6]).double(), torch.rand(2, 8).double(), torch.rand(2, 8).double()
-    given = (t, u, v, torch.ones(2, 8, dtype=torch.bool), Stride(share=0.7, ratio=3))
-    teacher = Teacher(network)
-    before = teacher(two_groups(tokens, *given))
-    owner = before.problems.target_offsets.owner
-    for b, i in itertools.product(range(2), range(8)):
-        other = tokens.clone()
-        other[b, i] = (other[b, i] + 1) % 10
-        after = teacher(two_groups(other, *given))
-        moved = (after.hidden != before.hidden).any(1)
-        [target] = ((before.problems.targets == i) & (owner // 2 == b)).nonzero()[:, 0].tolist()
-        context = owner == (owner[target] ^ 1)  # the problem that knows the token
-        assert not moved[~context].any()
-        assert moved[context].any()
-
-
 def test_ids_that_are_never_drawn_are_not(tiny):
     network = tiny("position", scale=0.3)
     with torch.no_grad():
