@@ -140,9 +140,10 @@ def test_everything_imported_is_declared(path):
 
 
 @each_module
-def test_files_stay_small(path):
-    lines = len(path.read_text().splitlines())
-    assert lines <= LONGEST_FILE
+def test_files_stay_small_have_a_name_of_their_own_and_put_nothing_off(path):
+    assert len(path.read_text().splitlines()) <= LONGEST_FILE
+    assert path.name not in ("utils.py", "base.py", "helpers.py")
+    assert re.findall(r"TODO|FIXME", path.read_text()) == []
 
 
 @each_module
@@ -158,15 +159,6 @@ def test_no_public_class_name_is_defined_twice():
     trees = {path: ast.parse(path.read_text()) for path in MODULES}
     found = Counter(node.name for tree in trees.values() for node in tree.body if isinstance(node, ast.ClassDef))
     assert [name for name, times in found.items() if times > 1 and not name.startswith("_")] == []
-
-
-def test_no_room_is_a_lumber_room():
-    assert {path.name for path in MODULES} & {"utils.py", "base.py", "helpers.py"} == set()
-
-
-@each_module
-def test_nothing_is_put_off(path):
-    assert re.findall(r"TODO|FIXME", path.read_text()) == []
 
 
 def test_the_reader_of_imports_sees_all_kinds():

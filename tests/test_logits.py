@@ -1,5 +1,6 @@
 """Filters keep exactly the tokens of their definitions; draws are exact; random numbers belong to their row."""
 
+import itertools
 import math
 
 import pytest
@@ -33,12 +34,6 @@ def test_top_k_keeps_the_k_largest(k):
     assert unchanged_where_kept(filtered, logits)
 
 
-@pytest.mark.parametrize("vocab", [4, 100, 5_000])
-@pytest.mark.parametrize("k", [1, 3])
-def test_of_equal_logits_top_k_keeps_the_first(vocab, k):
-    assert kept(top_k(torch.zeros(2, vocab), k)) == [set(range(k))] * 2
-
-
 @given(st.lists(st.integers(1, 9), min_size=2, max_size=7), st.floats(0.01, 0.99))
 def test_top_p_keeps_the_smallest_set_that_reaches_p(weights, p):
     share = torch.tensor(weights).double() / sum(weights)
@@ -67,14 +62,12 @@ def test_top_p_filters_each_row_by_itself():
         assert torch.equal(top_p(row[None], 0.7)[0], filtered)
 
 
-def test_top_p_never_brings_back_what_was_ruled_out():
-    logits = torch.tensor([[-torch.inf, 0.0, 0.0, -torch.inf]])
-    assert kept(top_p(logits, 0.999)) == [{1, 2}]
-
-
 @pytest.mark.parametrize(("p", "count"), [(0.2, 2), (0.24, 2), (0.26, 3), (0.9, 8)])
-def test_of_equal_logits_top_p_keeps_the_first(p, count):
+def test_of_equal_logits_a_filter_keeps_the_first_and_none_that_was_ruled_out(p, count):
     assert kept(top_p(torch.zeros(2, 8), p)) == [set(range(count))] * 2
+    assert kept(top_p(torch.tensor([[-torch.inf, 0.0, 0.0, -torch.inf]]), 0.999)) == [{1, 2}]
+    for vocab, k in itertools.product((4, 100, 5_000), (1, 3)):
+        assert kept(top_k(torch.zeros(2, vocab), k)) == [set(range(k))] * 2
 
 
 @pytest.mark.parametrize("filter", [lambda x: top_p(x, 0.9), lambda x: top_k(x, 2)], ids=["top_p", "top_k"])
