@@ -1,6 +1,7 @@
 """The house rules as tests: imports only go down, rooms on one floor do not know each other, and files stay small."""
 
 import ast
+import functools
 import re
 import sys
 import tomllib
@@ -37,6 +38,11 @@ NAMES = [str(path.relative_to(SOURCE)) for path in MODULES]
 each_module = pytest.mark.parametrize("path", MODULES, ids=NAMES)
 
 
+@functools.cache
+def tree_of(path: Path) -> ast.Module:
+    return ast.parse(path.read_text())
+
+
 def room_of(path: Path) -> str:
     return path.relative_to(SOURCE).parts[0].removesuffix(".py")
 
@@ -61,7 +67,7 @@ def statements(tree: ast.AST, *, inside_functions: bool) -> Iterator[ast.Import 
 
 
 def imports(path: Path, *, inside_functions: bool = True) -> list[str]:
-    found = statements(ast.parse(path.read_text()), inside_functions=inside_functions)
+    found = statements(tree_of(path), inside_functions=inside_functions)
     return [name for node in found for name in absolute(node, path)]
 
 
@@ -148,7 +154,7 @@ def test_files_stay_small_have_a_name_of_their_own_and_put_nothing_off(path):
 
 @each_module
 def test_a_module_opens_with_a_sentence_that_states_its_purpose(path):
-    docstring = ast.get_docstring(ast.parse(path.read_text()))
+    docstring = ast.get_docstring(tree_of(path))
     assert docstring, "no docstring"
     sentence = docstring.splitlines()[0].split("  ")[0]  # a source may follow: "...  PGM, Sec. 4"
     assert re.fullmatch(r"(?:[A-Z]|maskless\b|`).*[.?!]", sentence), sentence
@@ -156,8 +162,8 @@ def test_a_module_opens_with_a_sentence_that_states_its_purpose(path):
 
 
 def test_no_public_class_name_is_defined_twice():
-    trees = {path: ast.parse(path.read_text()) for path in MODULES}
-    found = Counter(node.name for tree in trees.values() for node in tree.body if isinstance(node, ast.ClassDef))
+    nodes = [node for path in MODULES for node in tree_of(path).body]
+    found = Counter(node.name for node in nodes if isinstance(node, ast.ClassDef))
     assert [name for name, times in found.items() if times > 1 and not name.startswith("_")] == []
 
 

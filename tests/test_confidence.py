@@ -13,7 +13,7 @@ from maskless import logits as lg
 from maskless.drafts import Step
 from maskless.draw import DRAW, Truncation
 from maskless.logits import row_keys
-from maskless.order import after_lead, arccos, arccos_after_one, random, uniform
+from maskless.order import after_lead, random, uniform
 from maskless.plans import plan
 from maskless.problems import Problems
 from maskless.sampling import sample
@@ -61,18 +61,6 @@ def test_a_step_sees_what_was_decided_and_asks_for_all_that_is_left():
         for row, position in zip(step.rows.tolist(), step.positions.tolist(), strict=True):
             order[row].append(position)
     assert decided.all()
-
-
-@pytest.mark.parametrize("counts", [uniform, arccos, arccos_after_one])
-def test_each_step_decides_as_many_as_planned(counts):
-    unknown = torch.zeros(2, 40, dtype=torch.bool)
-    _, steps, planned = run(
-        lambda p: torch.zeros(len(p.targets), 3), unknown.long(), unknown, steps=8, counts=counts, noise=1.0
-    )
-    expected = counts(torch.tensor([40]), torch.tensor([8]), torch.zeros(1, 40))[0].tolist()
-    for row in range(2):
-        assert [int((step.rows == row).sum()) for step in steps] == expected
-    assert planned.ends[0].diff().tolist() == expected
 
 
 @pytest.mark.parametrize("steps", range(1, L + 1))

@@ -8,7 +8,7 @@ from maskless import logits as lg
 from maskless.drafts import Step
 from maskless.draw import DRAW, Truncation
 from maskless.logits import row_keys
-from maskless.order import COUNTS, ORDERS, after_lead, halton
+from maskless.order import COUNTS, ORDERS
 from maskless.plans import Plan, plan, plan_causal
 from maskless.problems import Problems
 from maskless.sampling import sample
@@ -159,17 +159,3 @@ def test_progress_goes_from_0_to_1_over_a_rows_own_steps():
     ends = torch.tensor([[0, 1, 2, 3, 4, 5], [3, 4, 5, 5, 5, 5], [2, 2, 2, 3, 4, 4], [4, 5, 5, 5, 5, 5]])
     progress = Plan(torch.arange(5).repeat(4, 1), ends).progress()
     assert progress.tolist() == [[0, 0.25, 0.5, 0.75, 1], [0, 1, 1, 1, 1], [0, 0, 0, 1, 1], [1, 1, 1, 1, 1]]
-
-
-def test_a_picture_is_decided_cell_by_cell_after_its_bos():
-    """3 x 4 cells after a BOS, of which some are known: the others come as the Halton sequence visits them."""
-    order = after_lead(halton((3, 4)), 1)
-    cells = halton((3, 4))(torch.ones(1, 12, dtype=torch.long), torch.zeros(1, 12))[0].tolist()
-    known = torch.zeros(2, 13, dtype=torch.bool)
-    known[:, 0] = known[1, [3, 8, 9]] = True
-    keys, tokens = row_keys(0, torch.arange(2)), torch.full((2, 13), -1)
-    planned = plan(known, ~known, keys, steps=4, order=order, counts=COUNTS["arccos"])
-    list(sample(lambda p: certain(p.targets, 13), tokens, planned, keys, filter=Truncation()))
-    assert torch.equal(tokens, torch.where(known, -1, torch.arange(13)))
-    assert planned.decided() == [[1 + c for c in cells], [1 + c for c in cells if 1 + c not in (3, 8, 9)]]
-    assert planned.order[:, 0].tolist() == [0, 0]

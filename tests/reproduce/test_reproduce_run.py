@@ -85,9 +85,8 @@ def test_a_changed_setting_is_named(made, tmp_path):
     run.run(this, Commands(), quiet)
     (tmp_path / "other.txt").write_text("words")
     do = Commands()
-    with pytest.raises(
-        ValueError, match=r"prepare-text.json was made otherwise: command prepare .*my.txt, now .*other.txt"
-    ):
+    says = "prepare-text.json was made otherwise: command prepare .*my.txt, now .*other.txt"
+    with pytest.raises(ValueError, match=says):
         run.run(made("table-5", slice(1), text=str(tmp_path / "other.txt")), do, quiet)
     small = made("table-5", slice(1), scale="small")
     with pytest.raises(ValueError, match=r"--vocab 300, now 8192; --length 16, now 256; name another --out"):

@@ -197,9 +197,8 @@ def test_weights_that_are_no_numbers_are_not_saved(kind, monkeypatch, tmp_path):
         return log(this, step)
 
     monkeypatch.setattr(RunFolder, "log", too_far)
-    with pytest.raises(
-        ValueError, match=r"weights are no finite numbers at step 6: --resume goes on from step-00000003.pt"
-    ):
+    says = "weights are no finite numbers at step 6: --resume goes on from step-00000003.pt"
+    with pytest.raises(ValueError, match=says):
         kind.complete(tmp_path, kind.configure(keep=1, steps=STEP))
     assert kept(tmp_path) == ["step-00000003.pt"]
     assert state.finite(load_file(tmp_path / kind.model / "model.safetensors").values())
