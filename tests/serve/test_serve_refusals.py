@@ -22,11 +22,9 @@ HEAD = b"POST /v1/fill HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/
 
 WRONG = [
     ("/v1/fill", {"text": "no gap"}, 400, r"no gap .* write \[8\]"),
-    ("/v1/fill", {"text": "a [0]"}, 400, r"gap \[0\]"),
     ("/v1/fill", {"text": "a [999]"}, 400, r"999 tokens long.*at most 48"),
     ("/v1/fill", {"text": "a b c d e f [44]"}, 400, r"tokens long with its gaps: expected at most 48"),
     ("/v1/fill", {"text": "[1000000]" * 5000}, 400, r"5,000,000,000 tokens long"),
-    ("/v1/fill", {"text": "[99999999999]"}, 400, r"gap \[99999999999\]"),
     ("/v1/fill", {"text": "[0000000001000000]" * 3}, 400, r"the gaps are 3,000,000 tokens long: expected at most 48"),
     ("/v1/fill", {"text": "[1]" * 20_000}, 400, r"the gaps are 20,000 tokens long: expected at most 48"),
     ("/v1/fill", {"text": "a [3]", "steps": 0}, 422, r"steps: .*greater than or equal to 1"),
@@ -34,10 +32,8 @@ WRONG = [
     ("/v1/fill", {"text": "a [40]", "steps": 40, "revise": 9}, 400, r"40 steps and revise 9 make \d+, more than .* 64"),
     ("/v1/fill", {"text": "a [3]", "revise": 17}, 422, r"revise: .*less than or equal to 16"),
     ("/v1/fill", {"text": "a [3]", "n": 9}, 400, r"n is 9: expected at most 8"),
-    ("/v1/fill", {"text": "a [3]", "temperature": -1}, 422, r"temperature: "),
     ("/v1/fill", {"text": "a [3]", "temperature": "1"}, 422, r"temperature: .*number"),
     ("/v1/fill", {"text": "a [3]", "seed": 2**63}, 422, r"seed: "),
-    ("/v1/fill", {"text": "a [3]", "top_p": 0}, 422, r"top_p: "),
     ("/v1/fill", {"text": "a [3]", "order": "up"}, 422, r"order: .*'random'"),
     ("/v1/fill", {"text": "a [3]", "model": "gpt"}, 404, r"unknown text model 'gpt': expected one of pgm, mdlm"),
     ("/v1/fill", {"text": "a [3]", "path": "/etc"}, 422, r"path: .*not permitted"),
