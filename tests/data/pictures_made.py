@@ -8,10 +8,7 @@ from pathlib import Path
 import numpy as np
 from PIL import Image
 
-from command_inputs import noise
 from maskless.data.images import read_images
-
-__all__ = ["encoded", "everything", "noise", "plant", "png", "tar", "zipped"]
 
 
 def encoded(image: Image.Image, kind: str = "png", **options) -> bytes:

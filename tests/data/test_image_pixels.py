@@ -5,9 +5,10 @@ import sys
 
 import numpy as np
 import pytest
-from pictures_made import encoded, noise, png
+from pictures_made import encoded, png
 from PIL import EpsImagePlugin, Image
 
+from command_inputs import noise
 from maskless.data.image_pixels import decode, fit
 
 
