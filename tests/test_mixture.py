@@ -58,13 +58,6 @@ def test_strands_are_drawn_in_powers_of_two_down_to_eight_positions():
     assert seen == {0, 31, 15, 7}
 
 
-@pytest.mark.parametrize("number", [1, 2, 4])
-def test_strands_are_written_in_step(number):
-    order = drawn(f"strands{number}", rows=1, length=16)[0].tolist()
-    long = 16 // number
-    assert order == [part * long + step for step in range(long) for part in range(number)]
-
-
 def test_gaps_have_the_known_tokens_first_as_they_stand_and_then_strands():
     t, u = noise(300, L, seed=0, step=0)
     hidden, alone = hidden_spans(u), 0
