@@ -55,6 +55,7 @@ def raising(error: BaseException | type[BaseException]) -> Callable[..., NoRetur
         ("'\x1b[31mred\x9b'", "unknown command '\\x1b[31mred\\x9b'"),
         ("train --out {out} --text '\x1b]0;title\x07'", "␛]0;title␇: no such file or folder"),
         ("--loud", "No such option: --loud"),
+        ("prepare {text} --out {out} --vocab 300 --tokenizer gpt2", "exclude each other"),
         ("prepare {text} --out {data} --vocab 300", "exists already"),
         ("prepare {text} --out {out} --max-unpacked much", "'much' is no size: expected a number of"),
         ("prepare {lines} --out {out} --max-line 20", "line 1: longer than 20 bytes"),
