@@ -32,6 +32,13 @@ def test_offsets_say_where_every_element_stands(lengths):
     assert offsets.real.tolist() == [[i < n for i in range(max(lengths))] for n in lengths]
 
 
+def test_while_a_graph_is_traced_nothing_is_kept(monkeypatch):
+    offsets = Offsets.from_lengths(torch.tensor([2, 0, 1]))
+    monkeypatch.setattr(torch.compiler, "is_compiling", lambda: True)
+    assert offsets.owner.tolist() == [0, 0, 2]
+    assert "owner" not in vars(offsets)
+
+
 @pytest.mark.parametrize(("segments", "length"), [(3, 4), (1, 1), (2, 0)])
 def test_regular_offsets_equal_those_of_equal_lengths(segments, length):
     regular, ragged = Offsets.regular(segments, length), Offsets.from_lengths(torch.full((segments,), length))
