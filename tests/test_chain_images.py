@@ -11,7 +11,7 @@ from maskless import log_likelihood
 from maskless.checkpoint import Model
 from maskless.codec.vq import PixelCodec
 from maskless.decide import drafts_of, settled
-from maskless.evaluate.image_orders import ANY_ORDER, exactly, ways
+from maskless.evaluate.orders import ANY_ORDER, image_ways, of_images
 from maskless.how import COUNTS, IMAGE_ORDERS, How
 from maskless.images import fill_image, generate_images
 from maskless.logits import row_keys
@@ -138,7 +138,7 @@ def test_the_likelihoods_of_all_images_add_up_to_one_along_an_order(order):
 def test_the_likelihoods_of_all_images_add_up_to_one_in_the_steps_of_a_sampler(how):
     model = artist(grid=(2, 2), codes=2)
     rows = torch.cat([torch.tensor(model.lead).expand(len(EVERY), 1), torch.tensor(EVERY)], 1)
-    costs = torch.cat([exactly(model, row[None], torch.tensor([1]), How(**how), seed=3) for row in rows])
+    costs = torch.cat([of_images(model, row[None], torch.tensor([1]), How(**how), seed=3) for row in rows])
     assert float((-costs).exp().sum()) == pytest.approx(1, abs=1e-5)
 
 
@@ -175,10 +175,10 @@ def test_each_order_that_was_trained_on_is_measured():
     class Rows:
         length, given = 25, 1
 
-    names = {orders: [*ways(artist(orders), Rows(), samples=1)] for orders in ("raster", "halton=1,regions2=1")}
+    names = {orders: [*image_ways(artist(orders), Rows(), samples=1)] for orders in ("raster", "halton=1,regions2=1")}
     assert names["raster"] == [ANY_ORDER, "raster", "raster, 24 steps"]
     assert names["halton=1,regions2=1"][1:] == ["halton", "halton, 24 steps", "regions 2", "regions 2, 6 steps"]
-    assert len(ways(artist(), Rows(), samples=1)) == 9
+    assert len(image_ways(artist(), Rows(), samples=1)) == 9
 
 
 # What it is trained on

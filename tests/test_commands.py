@@ -25,7 +25,6 @@ from typing import Any
 import pytest
 
 from command_inputs import INPUTS
-from maskless import demo
 from maskless.bench import machine
 from maskless.cli import app, main
 from maskless.evaluate import harness
@@ -87,6 +86,10 @@ TOY = {
 NOT_RUN = {
     "make ": "sets up an environment from the network first; what it runs then has tests of its own",
     "pip install": "installs from the network",
+    "maskless serve runs/my --devices": "needs four GPUs; tests/serve/test_workers.py has two workers on the CPU",
+    "torchrun --nproc-per-node 8 -m maskless train --data data/reviews --out runs/reviews --fsdp": (
+        "shards over GPUs; tests/train/test_sharded.py has such a run on the CPU"
+    ),
     "python tools/stories.py": "its model comes from the network; tests/test_stories.py runs it with a small one",
     f"python -m {HARNESS} --model_args pretrained=runs/my --tasks paper": "its eleven data sets come from a hub",
     f"accelerate launch -m {HARNESS} --model_args pretrained=runs/my,form=joint --tasks lambada_openai": (
@@ -237,10 +240,7 @@ def run_here(patch: pytest.MonkeyPatch, words: list[str], asks: tuple[str, ...])
     patch.setattr(threading, "excepthook", threading.excepthook)
     patch.setattr("maskless.reproduce.run.child", in_turn)
     patch.setattr("maskless.train.run.plot_losses", lambda *_: None)  # tests/cli has a run that draws them
-    for name in ("STORY", "FILL", "RACE", "PICTURE"):
-        patch.setattr(f"maskless.demo.{name}_STEPS", 2)
-    patch.setattr("maskless.demo.ROUNDS", 1)
-    patch.setitem(demo.HOW, "revise", 1)
+    patch.setattr("maskless.demo.PICTURE_STEPS", 2)
     patch.setattr(machine, "SIDE", {"cpu": 128})  # what `bench` measures the ceilings of a machine with
     patch.setattr(machine, "COPIED", {"cpu": 2**22})
     for name, table in TABLES.items():  # of a table a few lines, from all over it

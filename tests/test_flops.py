@@ -10,7 +10,6 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.flop_counter import FlopCounterMode
 
 from maskless import flops, order
-from maskless.bench import traffic
 from maskless.bench.case import DrawCase, SampleCase
 from maskless.draw import Guidance, Truncation, constant
 from maskless.engine import Engine
@@ -173,7 +172,7 @@ def test_a_row_that_decides_nothing_costs_nothing(tiny, kind):
     one = Plan(torch.arange(L)[None], torch.tensor([[0, 3, 8]]))
     idle = Plan(torch.arange(L)[None], torch.tensor([[0, 0, 3, 3, 8, 8]]))
     assert flops.sampling(config, one) == flops.sampling(config, idle)
-    assert traffic.sampling(config, one, size=2) == traffic.sampling(config, idle, size=2)
+    assert flops.traffic(config, one, size=2) == flops.traffic(config, idle, size=2)
 
 
 def tokens_per_second(case: SampleCase, operations: float) -> float:
@@ -199,7 +198,7 @@ def test_the_cache_is_bound_by_bytes():
     """Whatever K, the arithmetic of PGM 8/8 is about one forward pass, 10 TFLOP; the bytes of K=128 take 34 ms."""
     case, whole = replace(PGM_8_8, context="ordered"), planned(32, 1024, 128)
     assert flops.sampling(case.config, whole) == pytest.approx(10.9e12, rel=0.01)
-    assert traffic.sampling(case.config, whole, size=2) / BANDWIDTH == pytest.approx(34.4e-3, rel=0.01)
+    assert flops.traffic(case.config, whole, size=2) / BANDWIDTH == pytest.approx(34.4e-3, rel=0.01)
 
 
 @pytest.mark.parametrize(
@@ -226,7 +225,7 @@ def test_traffic_is_weights_in_each_step_and_the_cache(tiny):
     )
     known = B * sum(range(0, L, L // K))
     cache = known * (c.encoder + 1 + c.decoder) * 2 * D
-    assert traffic.sampling(c, steps, size=size) == size * ((K - 1) * context + K * rest + cache)
+    assert flops.traffic(c, steps, size=size) == size * ((K - 1) * context + K * rest + cache)
 
 
 def test_traffic_of_a_causal_network(tiny):
@@ -234,7 +233,7 @@ def test_traffic_of_a_causal_network(tiny):
     known = torch.zeros(B, L, dtype=torch.bool)
     weights = c.layers * 12 * c.width**2 + c.width * c.vocab
     cache = B * (L * (L + 1) // 2) * c.layers * 2 * c.width
-    assert traffic.sampling(c, plan_causal(known, ~known), size=4) == 4 * (L * weights + cache)
+    assert flops.traffic(c, plan_causal(known, ~known), size=4) == 4 * (L * weights + cache)
 
 
 def test_counts_do_not_overflow():

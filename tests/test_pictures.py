@@ -9,7 +9,7 @@ from PIL import Image
 from torch import Tensor
 
 from maskless import pictures
-from maskless.pictures import ACCENT, GAP, MARGIN, UNKNOWN, nearest_known, order_gif, order_heatmap, order_text, psnr
+from maskless.pictures import ACCENT, GAP, MARGIN, UNKNOWN, nearest_known, order_gif, order_heatmap, psnr
 
 SIDE = 32
 
@@ -193,19 +193,6 @@ def test_a_heat_map_colours_cells_by_their_step_and_given_ones_grey(count, tmp_p
     assert max(sheet.shape) < 1600
     for i in range(count):
         assert holds(sheet, images(count)[i, 0, 0]) > 10_000
-
-
-def test_a_text_shows_its_pieces_on_as_many_lines_as_they_need(tmp_path):
-    words = [f"word{i} " for i in range(40)]
-    order_text(words, list(range(-1, 39)), tmp_path / "long.png", title="order")
-    order_text(words[:3], [0, 1, 2], tmp_path / "short.png")
-    order_text(["a", "\n", "b"], [0, 1, 2], tmp_path / "lines.png")
-    long, short, lines = (read(tmp_path / f"{name}.png") for name in ("long", "short", "lines"))
-    assert long.shape[0] > lines.shape[0] > short.shape[0]
-    assert holds(long, UNKNOWN) > 100
-    assert holds(short, UNKNOWN) == 0
-    with pytest.raises(ValueError, match="2 pieces of text, 1 steps"):
-        order_text(["a", "b"], [0], tmp_path / "wrong.png")
 
 
 def test_mistakes_are_one_clear_line(tmp_path):

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -17,6 +17,7 @@ from maskless import flops
 from maskless.bench.case import Case, DrawCase, TrainCase
 from maskless.checkpoint import NETWORKS
 from maskless.gpus import GB, GPU, GPUS
+from maskless.how import check_positive
 from maskless.objective import noise
 from maskless.paper.line import DATASETS
 from maskless.recipes import RECIPES, Recipe, recipe
@@ -125,12 +126,9 @@ def planned(name: str | None = None, *, tokens: float | None = None, **given: An
     case: Case = DrawCase(**fields) if "classes" in fields else TrainCase(**fields)
     if tokens is not None:
         steps = math.ceil(tokens / (case.batch * case.config.length))
-    settings: dict[str, Any]
-    if isinstance(case, TrainCase):
-        settings = {"objective": case.objective, "orders": case.settings.orders}
-    else:
-        settings = {"weights": "arccos"}
-    return PlannedRun(case=case, settings=TrainConfig(model=case.model, batch=case.batch, steps=steps, **settings))
+    drawing = TrainConfig(model=case.model, batch=case.batch, weights="arccos", steps=steps)
+    settings = replace(case.settings, steps=steps) if isinstance(case, TrainCase) else drawing
+    return PlannedRun(case=case, settings=settings)
 
 
 def _unnamed(given: dict[str, Any]) -> dict[str, Any]:
@@ -141,8 +139,8 @@ def _unnamed(given: dict[str, Any]) -> dict[str, Any]:
 
 def _of_recipe(found: Recipe) -> dict[str, Any]:
     data = found.name.split("-")[0]
-    fields: dict[str, Any] = {}
-    fields |= {name: found.network[name] for name in ("width", "layers", "encoder", "context") if name in found.network}
+    sizes = ("width", "layers", "encoder", "context")
+    fields: dict[str, Any] = {name: found.network[name] for name in sizes if name in found.network}
     fields |= {name: found.train[name] for name in ("model", "batch", "steps")}
     vocab = re.search(r"--vocab (\d+)", found.prepare)
     if vocab:
@@ -192,8 +190,7 @@ def budget(run: PlannedRun, gpu: GPU, gpus: int = 1) -> Budget:
     Communication runs at the vendor's speed, or at `NETWORK` between machines, and overlaps the passes: it takes time
     only where it is the longer of the two. This part is not measured: we had one GPU.
     """
-    if gpus < 1:
-        raise ValueError(f"gpus {gpus} is out of range: expected 1 or more")
+    check_positive(gpus=gpus)
     share, rest = divmod(run.settings.batch, gpus)
     if rest or not share:
         raise ValueError(f"batch {run.settings.batch} does not split over {gpus} GPUs: expected a multiple of {gpus}")

@@ -16,7 +16,7 @@ from maskless.checkpoint import Model
 from maskless.drafts import Drafts, OnStep
 from maskless.draw import SCHEDULES, Guidance, Truncation
 from maskless.engine import backend_of
-from maskless.how import IMAGE_ORDERS, TEXT_ORDERS, How
+from maskless.how import IMAGE_ORDERS, TEXT_ORDERS, How, check_name
 from maskless.mixture import Mixture, region_numbers
 from maskless.nn.calls import evaluating
 from maskless.nn.causal import CausalTransformer
@@ -112,7 +112,7 @@ def _settled(model: Model, how: How, unknown: int) -> How:
         order = "left"
     trained = [] if mixture is None else mixture.strands(unknown)
     order = order or ("strands" if trained else "random")
-    _check_order(order, TEXT_ORDERS)
+    check_name("order", order, TEXT_ORDERS)
     seen = "random" if order == "confidence" else order
     if mixture is not None and not (mixture.has(seen) or (seen == "left" and 1 in trained)):
         _warn(order, mixture)
@@ -130,7 +130,7 @@ def _image(mixture: Mixture | None, grid: tuple[int, int], how: How, unknown: in
     if how.strands is not None:
         raise ValueError(f"strands {how.strands} are of text: this is an image model")
     order = how.order or ("regions" if how.regions is not None else _usual(mixture))
-    _check_order(order, IMAGE_ORDERS)
+    check_name("order", order, IMAGE_ORDERS)
     if mixture is not None and not mixture.has(order, "random"):
         _warn(order, mixture)
     steps, number = FEW, how.regions
@@ -173,11 +173,6 @@ def _causal(how: How, unknown: int) -> How:
     if how.revise:
         raise ValueError(f"revise {how.revise} with a causal model, which cannot go back: expected 0")
     return replace(how, order="left", strands=None)
-
-
-def _check_order(order: str | None, known: tuple[str, ...]) -> None:
-    if order not in known:
-        raise ValueError(f"unknown order {order!r}: expected one of {', '.join(known)}")
 
 
 def _warn(order: str, mixture: Mixture) -> None:

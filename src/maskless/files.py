@@ -194,6 +194,12 @@ def _lock(folder: Path) -> int:
         os.close(handle)  # its owner has just removed it: what is locked is no longer the file of that name
 
 
+def write_json(path: Path, value: Any) -> None:
+    """A value as JSON in a file, which appears whole or not at all."""
+    text = json_text(value, indent=1) + "\n"
+    write_aside(path, lambda aside: aside.write_text(text))
+
+
 def json_text(value: Any, indent: int | None = None) -> str:
     """A value as JSON. What is not a finite number, such as the standard error of a single value, is null."""
     return json.dumps(_finite(value), indent=indent, allow_nan=False)

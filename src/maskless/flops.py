@@ -1,8 +1,12 @@
-"""Counted arithmetic: how many floating-point operations sampling and training cannot do without.
+"""Counted work: the floating-point operations, and the bytes, that sampling and training cannot do without.
 
 A multiply-add counts 2. Counted are matrix products and attention; softmax, norms and the like are left out, and so is
 what can be computed once for all steps: modulations folded into weights, and GroupSwap's queries, which are a table.
 A step of sampling and a batch of training are both problems (problems.py), so one count serves them.
+
+Counted too is traffic: the bytes that sampling must move to and from memory, whatever the kernels. Each matrix is read
+once in each step that uses it, and with a cache each key and value is written once and read in every later step.
+Activations are left out: a better kernel could keep them on the chip. Small batches and caches are bound by traffic.
 
 Shapes: B rows, K steps, S problems, D width, V vocabulary, L length. Counts are Python integers: they do not overflow.
 """
@@ -99,6 +103,32 @@ def sampling_everywhere(config: MaskedConfig, plan: Plan) -> int:
     """Of a whole run of MDLM with the head at every position, as the released code does it."""
     targets = _busy(plan)[1]
     return masked(config, targets) + linear((targets > 0) * config.length - targets, config.width * config.vocab)
+
+
+def traffic(config: Config, plan: Plan, refresh: int = 1, weights: Tensor | None = None, *, size: int) -> int:
+    """Of a whole run of sampling, in bytes; size: bytes of a number.
+
+    With guidance the rows with and without their labels share each reading of the weights.
+    """
+    steps = int((plan.ends.diff(dim=1).sum(0) > 0).sum())  # that decide something
+    if isinstance(config, PartitionConfig):
+        return size * _partition_traffic(config, sampled(config, plan, refresh, weights), refresh, steps)
+    matrices, cache = config.layers * layer_weights(config) + config.width * config.vocab, 0
+    if isinstance(config, CausalConfig):
+        cache = int(causal_pairs(torch.tensor(config.length))) * len(plan.order) * config.layers * 2 * config.width
+    return size * (steps * matrices + cache)
+
+
+def _partition_traffic(config: PartitionConfig, loads: list[Load], refresh: int, steps: int) -> int:
+    """Of a Partition Transformer, in numbers."""
+    encode, decide = partition_weights(config)
+    encoding = int((torch.stack([load.fresh.sum(0) for load in loads]).sum(0) > 0).sum())  # steps that encode something
+    has_cache = config.context == "ordered" or refresh > 1
+    layers = config.encoder + 1 + config.decoder  # that have keys and values
+    known = sum(int(load.known.sum()) for load in loads)
+    return (
+        encoding * encode + steps * decide + known * layers * 2 * config.width * has_cache
+    )  # written if fresh, or read
 
 
 def training(config: Config, problems: Problems) -> int:

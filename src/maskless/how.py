@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import inspect
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, TypedDict, TypeVar
 
@@ -17,7 +17,6 @@ TEXT_ORDERS = ("random", "left", "strands", "confidence")
 IMAGE_ORDERS = ("halton", "confidence", "random", "raster", "regions")
 COUNTS = ("uniform", "mdlm", "arccos", "arccos-after-one", "cosine")
 SCHEDULES = ("constant", "ramp", "cosine", "interval")
-NONE = "0 (none) or more"
 KINDS = (  # of choices that belong together: where to write, how to draw, towards what
     ("order", "steps", "strands", "regions", "counts", "exact", "draft", "revise"),
     ("temperature", "top_k", "top_p"),
@@ -26,9 +25,26 @@ KINDS = (  # of choices that belong together: where to write, how to draw, towar
 Function = TypeVar("Function", bound=Callable[..., Any])
 
 
-def choice(default: Any, help: str, *, least: float | None = None, range: str = "", of: tuple[str, ...] = ()) -> Any:
-    """A field with what is said about it: help, the smallest value and the range in words, or the known names."""
+def choice(
+    default: Any, help: str, *, least: float | None = None, zero: str = "", unit: str = "", of: tuple[str, ...] = ()
+) -> Any:
+    """A field with what is said about it: help, the least value, what 0 means and what is counted; or known names."""
+    meaning = f" ({zero})" if zero else ""
+    range = "" if least is None else f"{least}{meaning} or more {unit}".rstrip()
     return field(default=default, metadata={"help": help, "least": least, "range": range, "of": of})
+
+
+def check_name(what: str, name: object, known: Collection[str]) -> None:
+    """Raise a ValueError about a name that is not known; it lists those that are."""
+    if name not in known:
+        raise ValueError(f"unknown {what} {name!r}: expected one of {', '.join(known)}")
+
+
+def check_positive(**numbers: int) -> None:
+    """Raise a ValueError about the first of these numbers that is less than 1."""
+    for name, value in numbers.items():
+        if value < 1:
+            raise ValueError(f"{name} {value} is out of range: expected 1 or more")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -37,52 +53,39 @@ class How:
 
     steps: int | None = choice(None, "Steps, at most one for each unknown token. Default: as suits the model.")
     seed: int = choice(0, "The same seed gives the same samples.")
-    temperature: float | None = choice(
-        None, "0: always the most likely token. Default: 1.", least=0, range="0 (greedy) or more"
-    )
-    top_k: int | None = choice(None, "Draw among the k most likely tokens.", least=1, range="1 or more")
+    temperature: float | None = choice(None, "0: always the most likely token. Default: 1.", least=0, zero="greedy")
+    top_k: int | None = choice(None, "Draw among the k most likely tokens.", least=1)
     top_p: float | None = choice(None, "Top-p (nucleus) threshold.")
     order: str | None = choice(
         None,
         "Text: random, left, strands or confidence; images: halton, confidence, random, raster or regions. "
         "Default: as the model was trained.",
     )
-    strands: int | None = choice(
-        None, "Parts of a text that are written in step, instead of order and steps.", least=1, range="1 or more"
-    )
-    regions: int | None = choice(
-        None, "Images: R x R parts that are drawn in step, each row by row.", least=1, range="1 or more"
-    )
+    strands: int | None = choice(None, "Parts of a text that are written in step, instead of order and steps.", least=1)
+    regions: int | None = choice(None, "Images: R x R parts that are drawn in step, each row by row.", least=1)
     counts: str | None = choice(None, "How many tokens each step decides. Default: uniform, images arccos.", of=COUNTS)
     guidance: float | None = choice(
-        None, "How far to go beyond the class's own logits. Default: 0 (none).", least=0, range=NONE
+        None, "How far to go beyond the class's own logits. Default: 0 (none).", least=0, zero="none"
     )
     schedule: str = choice("ramp", "Guidance schedule.", of=SCHEDULES)
     noise: float | None = choice(
-        None, "Confidence order: chance in it at first. Default: 0, images 5.", least=0, range=NONE
+        None, "Confidence order: chance in it at first. Default: 0, images 5.", least=0, zero="none"
     )
     warmup: int | None = choice(
-        None, "First steps at temperature 2. Default: 0, images 1.", least=0, range=f"{NONE} steps"
+        None, "First steps at temperature 2. Default: 0, images 1.", least=0, zero="none", unit="steps"
     )
-    refresh: int = choice(
-        1, "Full context: encode all that is known in every r-th step only (not exact).", least=1, range="1 or more"
-    )
+    refresh: int = choice(1, "Full context: encode all that is known in every r-th step only (not exact).", least=1)
     exact: bool = choice(False, "Draw several tokens per round, with exactly the distribution of one token per step.")
-    draft: int | None = choice(
-        None,
-        "Exact: tokens drawn and checked together. Default: 16, or the strands.",
-        least=1,
-        range="1 or more",
-    )
+    draft: int | None = choice(None, "Exact: tokens drawn and checked together. Default: 16, or the strands.", least=1)
     revise: int = choice(
-        0, "Revision rounds: the least likely tokens are decided again.", least=0, range=f"{NONE} rounds"
+        0, "Revision rounds: the least likely tokens are decided again.", least=0, zero="none", unit="rounds"
     )
 
     def __post_init__(self) -> None:
         for name, about in self.__dataclass_fields__.items():
             value, least, of = getattr(self, name), about.metadata["least"], about.metadata["of"]
-            if value is not None and of and value not in of:
-                raise ValueError(f"unknown {name} {value!r}: expected one of {', '.join(of)}")
+            if value is not None and of:
+                check_name(name, value, of)
             if value is not None and least is not None and not least <= value < math.inf:
                 raise ValueError(f"{name} {value} is out of range: expected {about.metadata['range']}")
         if self.top_p is not None and not 0 < self.top_p <= 1:

@@ -21,8 +21,8 @@ from torch import Tensor
 from maskless.checkpoint import Model, check_ids
 from maskless.codec.vq import ImageCodec, to_images, to_pixels
 from maskless.decide import decide, drafts_of
-from maskless.drafts import OnStep, numbered_from
-from maskless.how import How
+from maskless.drafts import Drafts, OnStep, numbered_from
+from maskless.how import How, check_positive
 from maskless.logits import row_keys
 
 
@@ -55,8 +55,7 @@ def generate_images(
     can share a seed. The other keywords are those of `How`.
     """
     settings, ids = How(**how), class_ids(model, labels, n, first)
-    if batch < 1:
-        raise ValueError(f"batch {batch} is out of range: expected 1 or more")
+    check_positive(batch=batch)
     pictures: list[Picture] = []
     for begin in range(0, len(ids), batch):
         part = ids[begin : begin + batch]
@@ -150,19 +149,24 @@ def codec_of(model: Model) -> ImageCodec:
 Given = tuple[Tensor, Tensor]  # tokens, and which of them are known, (B, h, w) both
 
 
+def grid_drafts(model: Model, ids: Tensor | None, keys: Tensor, how: How, given: Given) -> Drafts:
+    """Drafts of grids of which some cells are given; ids (B,) of classes, keys (B,) from `row_keys`."""
+    (tokens, known), lead = given, torch.tensor(model.lead).expand(len(keys), -1)
+    rows = torch.cat([lead, tokens.flatten(1)], 1)
+    known = torch.cat([torch.ones_like(lead, dtype=torch.bool), known.flatten(1)], 1)
+    return drafts_of(model, rows, known, keys, how, labels=ids)
+
+
 def _draw(
     model: Model, ids: Tensor, numbers: Tensor, how: How, on_step: OnStep | None = None, given: Given | None = None
 ) -> list[Picture]:
     """ids (B,) of classes, numbers (B,) of the pictures; without what is given all is drawn -> B pictures"""
-    (h, w), codec, lead = grid_of(model), codec_of(model), torch.tensor(model.lead)
+    (h, w), codec = grid_of(model), codec_of(model)
     blank = torch.zeros(len(ids), h, w, dtype=torch.bool)
-    tokens, known = given or (blank.long(), blank)
-    rows = torch.cat([lead.expand(len(ids), -1), tokens.flatten(1)], 1)
-    known = torch.cat([torch.ones(len(ids), len(lead), dtype=torch.bool), known.flatten(1)], 1)
     labels = None if model.frame.dropped is None else ids
-    drafts = drafts_of(model, rows, known, row_keys(how.seed, numbers), how, labels=labels)
+    drafts = grid_drafts(model, labels, row_keys(how.seed, numbers), how, given or (blank.long(), blank))
     done = decide(model, drafts, on_step)
-    cells, came = (x[:, len(lead) :].unflatten(1, (h, w)) for x in (done.tokens, done.steps))
+    cells, came = (x[:, len(model.lead) :].unflatten(1, (h, w)) for x in (done.tokens, done.steps))
     pixels = to_pixels(codec.decode(cells.to(model.device)).cpu())
     names = [model.classes[i] if i < len(model.classes) else None for i in ids.tolist()]
     parts = zip(pixels.numpy(), names, cells, came, strict=True)

@@ -16,6 +16,7 @@ from PIL.PngImagePlugin import PngInfo
 from torch import Tensor
 
 from maskless.files import write_aside
+from maskless.how import check_positive
 
 T = TypeVar("T")
 PAPER, INK, FAINT, ACCENT = (255, 255, 255), (34, 34, 34), (110, 110, 110), (214, 80, 32)
@@ -179,34 +180,6 @@ def nearest_known(tokens: Tensor, known: Tensor) -> Tensor:
     return tokens[nearest[:, 0], nearest[:, 1]].view_as(tokens)
 
 
-def order_text(pieces: Sequence[str], came: Sequence[int], path: Path, *, width: int = 900, title: str = "") -> None:
-    """A PNG of a text whose pieces are coloured by the step that decided them; grey where they were given."""
-    from matplotlib import colormaps
-
-    if len(pieces) != len(came):
-        raise ValueError(f"{len(pieces)} pieces of text, {len(came)} steps: expected one for each")
-    font, last = _font(18), max(1, *came, 1)
-    colours = [UNKNOWN if step < 0 else _mixed(colormaps[COLOURS](step / last)[:3]) for step in came]
-    places, x, y, line = [], float(MARGIN), MARGIN + (30 if title else 0), 30
-    for piece, colour in zip(pieces, colours, strict=True):
-        for number, part in enumerate(piece.split("\n")):
-            long = font.getlength(part)
-            if number or (x + long > width - MARGIN and x > MARGIN):
-                x, y = float(MARGIN), y + line
-            places.append((x, y, long, part, colour))
-            x += long
-    sheet = Image.new("RGB", (width, y + 2 * line + MARGIN), PAPER)
-    draw = ImageDraw.Draw(sheet)
-    draw.text((MARGIN, MARGIN), title, INK, font)
-    for x, y, long, part, colour in places:
-        if part:
-            draw.rectangle((x, y, x + long - 1, y + line - 6), colour)
-            draw.text((x, y), part, INK if sum(colour) > 330 else PAPER, font)
-    given = ", grey: given" if min(came, default=0) < 0 else ""
-    draw.text((MARGIN, y + line), f"dark: step 1, bright: step {last + 1}{given}", FAINT, _font(13))
-    _save(sheet, path)
-
-
 def psnr(originals: Tensor, rebuilt: Tensor) -> Tensor:
     """Peak signal-to-noise ratio of each image in dB, infinite where they are equal.  uint8 (N, H, W, C) -> (N,)"""
     error = (originals.double() - rebuilt.double()).square().flatten(1).mean(1)
@@ -289,8 +262,8 @@ def _shortened(text: str, font: Any, width: float) -> str:
 
 
 def _columns(count: int, columns: int | None) -> int:
-    if columns is not None and columns < 1:
-        raise ValueError(f"columns {columns} is out of range: expected 1 or more")
+    if columns is not None:
+        check_positive(columns=columns)
     return columns or min(10, -(-count // max(1, int((count / 1.6) ** 0.5))))
 
 
@@ -303,12 +276,6 @@ def _font(size: int) -> Any:
     import matplotlib
 
     return ImageFont.truetype(str(Path(matplotlib.get_data_path()) / "fonts" / "ttf" / "DejaVuSans.ttf"), size)
-
-
-def _mixed(colour: Sequence[float]) -> tuple[int, int, int]:
-    """A colour of a map as bytes."""
-    red, green, blue = (round(255 * part) for part in colour)
-    return red, green, blue
 
 
 def _save(sheet: Image.Image, path: Path) -> None:

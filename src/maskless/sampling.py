@@ -10,7 +10,7 @@ Shapes: B rows, L length, S rows of a step, U targets of a step, V vocabulary.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -30,31 +30,10 @@ CELLS = 1 << 25  # logits that are drawn from at once: filters take ten times th
 CPU_CELLS = 1 << 21  # the same on a processor, where these take up to half a second and 100 MB
 
 
-class Backend(Protocol):
-    """A network, as drafts ask it."""
-
-    network: Network
-
-    def logits(self, asks: Sequence[Ask]) -> Tensor:
-        """Logits at what drafts ask about, one ask after the other, guided where they are.  -> (U, V)"""
-        ...
-
-    def check(self, asks: Sequence[Ask], drawn: Sequence[Tensor], before: Sequence[Tensor]) -> Tensor:
-        """Logits at the same targets, each with those that were drawn before it in its row known too.  -> (U, V)
-
-        drawn (U,), before (U, V) of each ask: tokens, and the logits that they were drawn from.
-        """
-        ...
-
-    def follow(self, drafts: Drafts, on_step: OnStep | None) -> None:
-        """Take all steps of the plans of all rows."""
-        ...
-
-
 class Plain:
-    """The definition of a backend: every step is a call of a network with all that is known.
+    """The definition of a backend, what drafts ask: every step is a call of a network with all that is known.
 
-    answer: in place of the network's own call.
+    answer: in place of the network's own call. Engines do the same with less work.
     """
 
     def __init__(self, network: Network, answer: Network | None = None):
@@ -62,10 +41,15 @@ class Plain:
 
     @torch.no_grad()
     def logits(self, asks: Sequence[Ask]) -> Tensor:
+        """Logits at what drafts ask about, one ask after the other, guided where they are.  -> (U, V)"""
         return self._asked(asks, joined([ask.problems() for ask in asks]), self.answer)
 
     @torch.no_grad()
     def check(self, asks: Sequence[Ask], drawn: Sequence[Tensor], before: Sequence[Tensor]) -> Tensor:
+        """Logits at the same targets, each with those that were drawn before it in its row known too.  -> (U, V)
+
+        drawn (U,), before (U, V) of each ask: tokens, and the logits that they were drawn from.
+        """
         problems = joined([checking(ask, tokens) for ask, tokens in zip(asks, drawn, strict=True)])
         return self._asked(asks, problems, self.network)
 
@@ -78,6 +62,7 @@ class Plain:
             return answer(problems)
 
     def follow(self, drafts: Drafts, on_step: OnStep | None) -> None:
+        """Take all steps of the plans of all rows."""
         while len(rows := drafts.next()):
             self._step(drafts, rows, on_step)
 
@@ -88,7 +73,7 @@ class Plain:
                 on_step(step)
 
 
-def run(drafts: Drafts, backend: Backend, on_step: OnStep | None = None) -> list[list[int]]:
+def run(drafts: Drafts, backend: Plain, on_step: OnStep | None = None) -> list[list[int]]:
     """Decide all drafts; returns of each row the decided positions, in the order in which they came."""
     backend.follow(drafts, on_step)
     decided = drafts.plan.decided()
@@ -113,7 +98,7 @@ def sample(network: Network, tokens: Tensor, plan: Plan, keys: Tensor, **how: An
 
 
 @torch.no_grad()
-def take(asks: Sequence[Ask], backend: Backend) -> list[list[Step]]:
+def take(asks: Sequence[Ask], backend: Plain) -> list[list[Step]]:
     """One step of the rows of some drafts, by one call; they change only if all is well. Returns what each decided."""
     logits = backend.logits(asks)  # (U, V)
     with threads_for_draws(logits):
@@ -134,7 +119,7 @@ def take(asks: Sequence[Ask], backend: Backend) -> list[list[Step]]:
     return [ask.drafts.land(ask, *decided) for ask, decided in zip(asks, found, strict=True)]
 
 
-def _checked(parts: Sequence[tuple[Ask, Tensor, Tensor]], backend: Backend) -> dict[Ask, tuple[Tensor, ...]]:
+def _checked(parts: Sequence[tuple[Ask, Tensor, Tensor]], backend: Plain) -> dict[Ask, tuple[Tensor, ...]]:
     """Of drafts that are exact: tokens and their probabilities (U,) after the check, how many of each row stand, and
     the tokens (U,) before it."""
     if not parts:

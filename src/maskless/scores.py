@@ -10,7 +10,7 @@ from torch import Tensor
 from maskless import order as od
 from maskless.checkpoint import Model, Numbers, check_ids, check_model, check_rows, whole
 from maskless.decide import order_of, settled
-from maskless.how import How
+from maskless.how import How, check_positive
 from maskless.nn.calls import evaluating
 from maskless.nn.causal import CausalTransformer
 from maskless.objective import along, bound, orders_of
@@ -89,9 +89,7 @@ def _check_order(order: str | Tensor | None, **counts: int | None) -> None:
             raise ValueError(f"{name} {counts[name]} goes with the order {name!r}, not with {order!r}")
     if order is not None and counts["orders"] is not None:
         raise ValueError(f"orders {counts['orders']} are random ones: expected no order beside them")
-    for name, value in counts.items():
-        if value is not None and value < 1:
-            raise ValueError(f"{name} {value} is out of range: expected 1 or more")
+    check_positive(**{name: value for name, value in counts.items() if value is not None})
 
 
 def _rows(model: Model, tokens: Tensor, known: Numbers | None) -> tuple[Tensor, Tensor]:

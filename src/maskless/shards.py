@@ -11,31 +11,20 @@ import json
 import re
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 from maskless.checkpoint import Model, digest
 from maskless.drafts import OnStep
-from maskless.files import json_text, sweep, write_aside
+from maskless.files import json_text, sweep, write_aside, write_json
+from maskless.how import check_positive
 from maskless.images import class_ids, generate_images
 from maskless.texts import generate_texts
 from maskless.train.processes import processes
 
 TEXTS, PICTURES = 128, 64  # in a shard, which is computed at once
-
-
-@dataclass(frozen=True)
-class Shard:
-    """Files that one process makes at once."""
-
-    files: list[Path]
-    make: Callable[[], None]
-
-    @property
-    def done(self) -> bool:
-        return all(file.exists() for file in self.files)
+Shard = tuple[list[Path], Callable[[], None]]  # files that one process makes at once, and what makes them
 
 
 def write_texts(
@@ -45,7 +34,7 @@ def write_texts(
 
     how: keywords of `generate_texts`.
     """
-    _check_number(n)
+    check_positive(n=n)
 
     def make(first: int, file: Path) -> None:
         texts = generate_texts(model, min(TEXTS, n - first), first=first, on_step=on_step, **how)
@@ -56,7 +45,7 @@ def write_texts(
     if not resume and _settings(folder).exists() and any(folder.glob("texts-*.jsonl")):
         raise ValueError(f"{folder} holds texts already: continue with --resume, or name another --out")
     files = {first: folder / f"texts-{first // TEXTS:05}.jsonl" for first in range(0, n, TEXTS)}
-    shards = [Shard([file], partial(make, first, file)) for first, file in files.items()]
+    shards = [([file], partial(make, first, file)) for first, file in files.items()]
     _make(folder, shards, settings, resume)
     return len(files)
 
@@ -87,7 +76,7 @@ def write_pictures(
             write_aside(file, partial(one.image.save, format="png"), durable=False)
 
     settings = {"model": digest(model.network), "n": len(ids), "labels": labels, **how}
-    shards = [Shard(files[i : i + PICTURES], partial(make, i)) for i in range(0, len(files), PICTURES)]
+    shards = [(files[i : i + PICTURES], partial(make, i)) for i in range(0, len(files), PICTURES)]
     _make(folder, shards, settings, resume)
     return len(files)
 
@@ -97,24 +86,24 @@ def picture_file(folder: Path, number: int, label: str | None) -> Path:
     return folder / (re.sub(r"[^\w.-]+", "_", f"{number:05}-{label}" if label else f"{number:05}") + ".png")
 
 
-def _make(folder: Path, shards: list[Shard], settings: dict[str, Any], resume: bool) -> None:
+def _make(folder: Path, shards: Sequence[Shard], settings: dict[str, Any], resume: bool) -> None:
     """This process's share of the shards; in the end those of all processes are there."""
-    state, said = processes(), json_text(settings, indent=1) + "\n"
+    state = processes()
     mine = shards[state.process_index :: state.num_processes]
-    goes_on = resume and _goes_on(folder, json.loads(said))
+    goes_on = resume and _goes_on(folder, json.loads(json_text(settings)))
     folder.mkdir(parents=True, exist_ok=True)
     if state.is_local_main_process:
         with suppress(FileNotFoundError):  # another machine may do the same
             sweep(folder)
     if not goes_on:
-        for file in (file for shard in mine for file in shard.files):
+        for file in (file for files, _ in mine for file in files):
             file.unlink(missing_ok=True)
     state.wait_for_everyone()  # from here on nothing is removed
     if state.is_local_main_process:  # of each machine: folders need not be shared
-        write_aside(_settings(folder), lambda aside: aside.write_text(said))
-    for shard in mine:
-        if not shard.done:
-            shard.make()
+        write_json(_settings(folder), settings)
+    for files, make in mine:
+        if not all(file.exists() for file in files):
+            make()
     state.wait_for_everyone()
 
 
@@ -137,8 +126,3 @@ def _goes_on(folder: Path, settings: dict[str, Any]) -> bool:
 def _settings(folder: Path) -> Path:
     """Beside the folder, so that it holds nothing but samples."""
     return folder.with_name(f"{folder.name}.json")
-
-
-def _check_number(n: int) -> None:
-    if n < 1:
-        raise ValueError(f"n {n} is out of range: expected 1 or more")

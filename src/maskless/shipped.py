@@ -67,8 +67,9 @@ def describe(name: str) -> Shipped:
 def _kind(config: dict[str, Any]) -> str:
     """The model as `--model` names it, and what sets it apart."""
     kind = {"partition": "pgm", "masked": "mdlm", "causal": "ar"}.get(config["kind"], config["kind"])
-    ordered = config["network"].get("context") == "ordered"
-    return f"{kind}, ordered" if ordered else str(kind)
+    if "orders" in config:
+        return f"{kind}, chain"
+    return f"{kind}, ordered" if config["network"].get("context") == "ordered" else str(kind)
 
 
 def _parameters(path: Path) -> int:

@@ -1,13 +1,16 @@
-"""Texts of others on a terminal: a character that would steer it is shown, not obeyed; of an error, a line."""
+"""What reaches a terminal: texts of others, of which no character steers it, an error's first line, and a bar."""
 
 from __future__ import annotations
 
+import os
 import re
 import sys
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 from rich.console import Console
+from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.segment import Segment
 
 _STEERING = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")  # control characters, but for tabs and line ends
@@ -40,3 +43,17 @@ class Screen(Console):
         for segment in super().render(renderable, options):
             ours = segment.control or not self.is_terminal
             yield segment if ours else segment._replace(text=plain(segment.text))
+
+
+@contextmanager
+def bar(console: Console, what: str, total: int | None = None, *, shown: bool = True) -> Iterator[Callable[..., None]]:
+    """A bar on the terminal of the first of several processes, gone afterwards, and what moves it: by an amount.
+
+    Or by what `Progress.update` takes: completed, total, description.
+    """
+    share, left = TextColumn("{task.percentage:>3.0f}%"), TimeRemainingColumn()
+    hidden = not (shown and console.is_terminal and os.environ.get("RANK", "0") == "0")
+    look = (TextColumn("{task.description}"), BarColumn(), share, left)
+    with Progress(*look, console=console, transient=True, disable=hidden) as drawn:
+        task = drawn.add_task(what, total=total)
+        yield lambda amount=None, **more: drawn.update(task, advance=amount, **more)

@@ -9,10 +9,10 @@ import torch
 from torch import Tensor
 
 from maskless.checkpoint import Model, Numbers, check_rows, whole
-from maskless.codec.text import TextCodec, parse_gaps
+from maskless.codec.text import Template, TextCodec, parse_gaps
 from maskless.decide import Sampled, decide, drafts_of
-from maskless.drafts import OnStep, numbered_from
-from maskless.how import Choices, How, spelled_out
+from maskless.drafts import Drafts, OnStep, numbered_from
+from maskless.how import Choices, How, check_positive, spelled_out
 from maskless.logits import row_keys
 
 BATCH = 128  # texts that are computed at once
@@ -67,9 +67,7 @@ def generate_texts(
             f"length {length} is out of range: expected {len(given) + 1} to {context}, "
             f"more than the {len(given)} tokens given and at most the model's context"
         )
-    for name, value in (("n", n), ("batch", batch)):
-        if value < 1:
-            raise ValueError(f"{name} {value} is out of range: expected 1 or more")
+    check_positive(n=n, batch=batch)
     texts: list[Text] = []
     some = TURNS * batch if settings.exact else batch
     for begin in range(0, n, some):
@@ -113,8 +111,7 @@ def fill_text(
         return filled[0] if isinstance(text, str) else filled
     if not isinstance(text, str):
         raise ValueError(f"n {n} goes with one text: expected no list of them")
-    if n < 1:
-        raise ValueError(f"n {n} is out of range: expected 1 or more")
+    check_positive(n=n)
     ways: list[Text] = []
     for begin in range(0, n, BATCH):
         rows = min(BATCH, n - begin)
@@ -135,24 +132,25 @@ def _fill_templates(
 ) -> list[Text]:
     """Each text with its gaps filled; numbers (B,): which sample of the seed each is."""
     context = model.config.length
-    templates = [parse_gaps(model.text_codec, one, context) for one in given]
+    templates = [parse_gaps(model.text_codec, one, context).behind(model.lead) for one in given]
     if not templates:
         return []
-    lead = model.lead
-    lengths = torch.tensor([len(lead) + len(template.tokens) for template in templates])
-    L = int(lengths.max())
-    if L > context:
+    lengths = [len(template.tokens) for template in templates]
+    if (L := max(lengths)) > context:
         raise ValueError(f"a text with its gaps is {L} tokens long: expected at most the model's context of {context}")
-    tokens, asked, spaced = torch.zeros(len(templates), L, dtype=torch.long), *torch.zeros(2, len(templates), L).bool()
-    for row, template in enumerate(templates):
-        end = len(lead) + len(template.tokens)
-        tokens[row, :end] = torch.tensor(lead + template.tokens)
-        asked[row, len(lead) : end] = ~torch.tensor(template.known)
-        spaced[row, [len(lead) + i for i in template.spaced]] = True
-    known = ~asked & (torch.arange(L) < lengths[:, None])
-    keys = row_keys(settings.seed, numbers)
-    drafts = drafts_of(model, tokens, known, keys, settings, wanted=asked, spaced=spaced)
+    drafts = template_drafts(model, templates, row_keys(settings.seed, numbers), settings)
     return _texts(model, decide(model, drafts, on_step), lengths)
+
+
+def template_drafts(model: Model, templates: Sequence[Template], keys: Tensor, how: How) -> Drafts:
+    """Drafts that fill the gaps of templates, which may differ in length; keys (B,) from `row_keys`."""
+    B, L = len(templates), max(len(template.tokens) for template in templates)
+    tokens, (known, wanted, spaced) = torch.zeros(B, L, dtype=torch.long), torch.zeros(3, B, L).bool()
+    for row, template in enumerate(templates):
+        own, given = slice(len(template.tokens)), torch.tensor(template.known)
+        tokens[row, own], known[row, own], wanted[row, own] = torch.tensor(template.tokens), given, ~given
+        spaced[row, template.spaced] = True
+    return drafts_of(model, tokens, known, keys, how, wanted=wanted, spaced=spaced)
 
 
 def _fill_tokens(
@@ -189,10 +187,9 @@ def written(codec: TextCodec, tokens: Sequence[int], steps: Sequence[int]) -> in
     return sum(step >= 0 and token not in codec.marks for token, step in zip(tokens, steps, strict=True))
 
 
-def _texts(model: Model, done: Sampled, lengths: Sequence[int] | Tensor | None = None) -> list[Text]:
-    ends = [done.tokens.shape[1]] * len(done.tokens) if lengths is None else [int(n) for n in lengths]
+def _texts(model: Model, done: Sampled, lengths: Sequence[int] | None = None) -> list[Text]:
     texts, codec = [], model.text_codec
-    for row, end in enumerate(ends):
+    for row, end in enumerate(lengths or [done.tokens.shape[1]] * len(done.tokens)):
         tokens, steps = done.tokens[row, :end].tolist(), done.steps[row, :end].tolist()
         last = document_end(codec, model.layout, tokens, steps)
         one = Text(codec.decode(tokens[:last]))

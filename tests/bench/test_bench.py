@@ -15,10 +15,9 @@ from rich.console import Console
 from in_process import Ended, one_line
 from maskless.bench import machine, plots, report, run
 from maskless.bench.case import Case, SampleCase, TrainCase
-from maskless.bench.machine import Machine
+from maskless.bench.machine import Machine, Timing
 from maskless.bench.plots import QualityPoint, swept
 from maskless.bench.tables import RELEASED, TABLES, cases_of, only
-from maskless.bench.timing import Timing
 from maskless.paper.line import BACKWARD, FORWARD, SAMPLE, STEP
 
 TINY = ["--device", "cpu", "--width", 32, "--layers", 2, "--vocab", 50, "--repeat", 2]

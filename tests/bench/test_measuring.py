@@ -7,8 +7,7 @@ import torch
 
 from maskless.bench import machine, run
 from maskless.bench.case import Case, DrawCase, SampleCase, TrainCase
-from maskless.bench.machine import Machine, find_device
-from maskless.bench.timing import Timing
+from maskless.bench.machine import Machine, Timing, find_device
 from maskless.engine import Engine
 from maskless.paper.line import BACKWARD, FORWARD, SAMPLE, STEP
 from maskless.plans import Plan
@@ -182,7 +181,7 @@ def test_the_machine_is_measured(monkeypatch):
 
 def test_devices(monkeypatch):
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
-    assert find_device(None) == find_device("cpu") == CPU
+    assert find_device(None) == find_device("cpu") == find_device("cpu:0") == CPU
     with pytest.raises(ValueError, match="device 'cuda': torch sees no GPU here"):
         find_device("cuda")
     with pytest.raises(ValueError, match="unknown device 'tpu': expected one of cpu, cuda"):

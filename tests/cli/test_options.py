@@ -13,7 +13,7 @@ import typer
 from typer.main import get_command
 
 from maskless.bench.case import SampleCase, TrainCase
-from maskless.cli import app, bench, codec, distill, generate, plan, train
+from maskless.cli import app, bench, generate, plan, train
 from maskless.cli.options import Given, Option, Options, options_of, with_tables
 from maskless.codec.vq import VQConfig
 from maskless.how import How
@@ -54,10 +54,18 @@ NOT_ASKED = ("images", "codec", "warmup", "clip", "commitment")
         ([COMMANDS["generate"], COMMANDS["fill"]], generate.HOW, types(How)),
         ([COMMANDS["train"]], train.TRAINING, types(TrainConfig)),
         ([COMMANDS["train"]], train.NETWORK, NETWORK),
-        ([COMMANDS["distill"]], distill.ROUND, without(types(TrainConfig), *distill.OF_THE_MODEL)),
-        ([COMMANDS["distill"]], distill.HOW, without(types(DistillConfig), "source", "data", "train", "fingerprint")),
-        ([COMMANDS["train-codec"]], codec.CODEC_TRAINING, without(types(CodecConfig), *NOT_ASKED)),
-        ([COMMANDS["train-codec"]], codec.SIZES, {"factor": int} | without(types(VQConfig), "multipliers", "channels")),
+        ([COMMANDS["distill"]], train.ROUND, without(types(TrainConfig), *train.OF_THE_MODEL)),
+        (
+            [COMMANDS["distill"]],
+            train.DISTILLING,
+            without(types(DistillConfig), "source", "data", "train", "fingerprint"),
+        ),
+        ([COMMANDS["train-codec"]], train.CODEC_TRAINING, without(types(CodecConfig), *NOT_ASKED)),
+        (
+            [COMMANDS["train-codec"]],
+            train.CODEC_SIZES,
+            {"factor": int} | without(types(VQConfig), "multipliers", "channels"),
+        ),
         ([COMMANDS["plan"]], plan.SIZES, without(types(TrainCase), "precision") | {"steps": int, "tokens": float}),
         ([BENCH["sample"]], bench.SAMPLING, without(types(SampleCase), "precision") | LISTS),
         ([BENCH["train"]], bench.TRAINING, without(types(TrainCase) | LISTS, "precision", "steps")),

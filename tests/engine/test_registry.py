@@ -18,7 +18,7 @@ def merged(weight: torch.Tensor) -> None:
 
 
 def one(weight: torch.Tensor) -> None:
-    weight.data[3, 5] += weight.data[3, 5].nextafter(torch.tensor(1.0)) - weight.data[3, 5]
+    weight.data[3, 5] += weight.data[3, 5].nextafter(torch.ones_like(weight.data[3, 5])) - weight.data[3, 5]
 
 
 def rows(weight: torch.Tensor) -> None:

@@ -270,7 +270,7 @@ def test_a_quality_names_its_network_and_its_sizes():
     assert (found.inception_score, found.inception_score_error) == inception_score(made.logits)
     assert (found.precision, found.recall) == precision_recall(real.features, made.features)
     assert (found.images, found.reference, found.network, found.sha256) == (40, 60, "toy", "0" * 64)
-    assert json.loads(json.dumps(found.as_dict()))["standard"] is False
+    assert json.loads(json.dumps(dataclasses.asdict(found)))["standard"] is False
     less = quality(SeenImages(made.statistics), SeenImages(real.statistics), TOY)
     assert (less.fid, less.inception_score, less.precision) == (found.fid, None, None)
     with pytest.raises(ValueError, match="statistics of the network sha256 111111111111, not sha256 000000000000"):

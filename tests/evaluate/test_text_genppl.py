@@ -16,10 +16,9 @@ from maskless.checkpoint import Model
 from maskless.codec.text import TextCodec, byte_codec
 from maskless.evaluate import genppl
 from maskless.evaluate.corpora import corpus
-from maskless.evaluate.genppl import Mean, Sample, quality, sample_of, sweep
+from maskless.evaluate.genppl import Mean, Sample, distinct, entropy, longest_repeat, quality, sample_of, sweep
 from maskless.evaluate.likelihood import likelihood
 from maskless.evaluate.orders import drawing, unknown
-from maskless.evaluate.variety import distinct, entropy, longest_repeat
 
 
 @pytest.fixture(scope="module")
@@ -213,7 +212,7 @@ def test_plain_text_is_measured_to_its_end_in_rows_of_the_padded_layout(name, ti
     model = Model(tiny("position", vocab=257, length=24), byte_codec(), "padded")
     with corpus(str(tmp_path / name), model, "model") as found:
         assert len(found.rows) == -(-len(text) // 22)
-        assert "".join(found.texts(len(found.rows))) == text
+        assert "".join(one.text for one in found.samples(len(found.rows))) == text
         assert found.bytes_per_token * len(found.rows) * 24 == pytest.approx(len(text))
         assert found.rows.rows([0, 1])[:, [0, -1]].tolist() == [[256, 256]] * 2
 

@@ -16,9 +16,8 @@ from maskless.data.toy import write
 from maskless.paper.line import ACCURACY, PERPLEXITY, TOKENS, Texts
 from maskless.paper.tables import TABLES, table
 from maskless.recipes import RECIPES
-from maskless.reproduce.jobs import Options, TablePlan
+from maskless.reproduce.jobs import SCALES, Options, TablePlan
 from maskless.reproduce.plan import PIECE, plan, sort_out
-from maskless.reproduce.scale import SCALES
 
 DOCUMENT = Path(__file__).parents[2] / "docs" / "reproduce.md"
 COMMANDS = get_command(app)

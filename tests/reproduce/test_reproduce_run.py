@@ -19,9 +19,8 @@ from maskless.data.toy import write
 from maskless.paper.line import GRADIENT, Bound, Curve, Line, Table
 from maskless.paper.tables import DRAWN_BY_HAND, TABLES
 from maskless.reproduce import run
-from maskless.reproduce.jobs import Options, TablePlan
+from maskless.reproduce.jobs import SCALES, Options, TablePlan
 from maskless.reproduce.plan import plan
-from maskless.reproduce.scale import SCALES
 from maskless.train.report import read_metrics
 
 

@@ -33,8 +33,8 @@ uvicorn = pytest.importorskip("uvicorn", reason="needs the extra web")
 
 from maskless.nn.partition import PartitionConfig, PartitionTransformer  # noqa: E402
 from maskless.serve.connection import config_of  # noqa: E402
-from maskless.serve.fair_share import FairShare  # noqa: E402
 from maskless.serve.host import Host, Limits  # noqa: E402
+from maskless.serve.shares import FairShare  # noqa: E402
 from maskless.serve.web import build  # noqa: E402
 
 LIMITS = Limits(length=48, steps=64, rows=8, batch=16, queue=64, seconds=20, body=1 << 16)

@@ -6,23 +6,23 @@ from types import SimpleNamespace
 import pytest
 from waiters import PATIENCE, Waiter, all_well, until
 
-from maskless.serve import fair_share
-from maskless.serve.fair_share import FairShare
+from maskless.serve import shares
 from maskless.serve.host import Host, Limits
+from maskless.serve.shares import FairShare
 
 
 @pytest.fixture
 def now(monkeypatch) -> list[float]:
     """The time, which passes only where a test says so."""
     now = [0.0]
-    monkeypatch.setattr(fair_share, "time", SimpleNamespace(perf_counter=lambda: now[0]))
+    monkeypatch.setattr(shares, "time", SimpleNamespace(perf_counter=lambda: now[0]))
     return now
 
 
 def test_models_side_by_side_share_the_time_and_not_the_steps(models, now, monkeypatch):
     """One whose steps take eight times as long gets an eighth of them while both have work."""
     taken, inside, at_once = [], [], []
-    monkeypatch.setattr(fair_share, "PATIENCE", PATIENCE)
+    monkeypatch.setattr(shares, "PATIENCE", PATIENCE)
     share, costs = FairShare(), {"quick": 1.0, "slow": 8.0}
     hosts = [Host(name, models["pgm"], Limits(steps=100), share) for name in costs]
 

@@ -61,7 +61,7 @@ def finish(host, drafts: list[Drafts], late: list[Drafts] = ()) -> None:
 
 
 def drafts_of(host, text: str, n: int = 1, **how) -> Drafts:
-    return texts.drafts_of(host, texts.from_template(host, text), How(**how), n)
+    return texts.drafts_of(host, [texts.from_template(host, text)], How(**how), n)
 
 
 def drawn_by(host, label=None, canvas=None, **how) -> Drafts:
@@ -98,7 +98,7 @@ def test_a_row_is_what_the_library_fills(host, order, how):
 def test_generated_texts_are_those_of_the_library(host, revise):
     gapped = texts.from_prompt(host, "anna has", 40)
     how = {"steps": 11, "seed": 3, "counts": "mdlm", "revise": revise}
-    drafts = texts.drafts_of(host, gapped, How(**how), 5)
+    drafts = texts.drafts_of(host, [gapped], How(**how), 5)
     finish(host, [drafts])
     own = maskless.generate(host.model, 5, prompt="anna has", length=40, **how)
     assert drafts.tokens.tolist() == [text.tokens for text in own]
@@ -200,7 +200,7 @@ def test_a_causal_model_writes_from_left_to_right(keeping):
     """Also when prompts of different lengths share its steps."""
     host = Still("ar", keeping["causal"])
     prompts = [("anna has", 12), ("ben", 20), ("", 9)]
-    made = [texts.drafts_of(host, texts.from_prompt(host, prompt, n), How(seed=5), 2) for prompt, n in prompts]
+    made = [texts.drafts_of(host, [texts.from_prompt(host, prompt, n)], How(seed=5), 2) for prompt, n in prompts]
     finish(host, made)
     for drafts, (prompt, length) in zip(made, prompts, strict=True):
         own = maskless.generate(host.model, 2, prompt=prompt, length=length, seed=5)

@@ -221,9 +221,18 @@ def test_a_step_that_does_not_come_back_is_not_waited_for(slow):
     until(lambda: batcher.active == 0)
 
 
+def test_a_stream_without_events_says_that_it_is_still_there(slow, monkeypatch):
+    from maskless.serve import tickets
+
+    monkeypatch.setattr(tickets, "KEEP_ALIVE", 0.05)
+    answer = slow(0.3).post("/v1/fill", {"text": "a [1]", "stream": True})
+    assert b"\n\n: still here\n\n" in answer.body
+    assert [name for name, _ in answer.events] == ["start", "step", "done"]
+
+
 def test_a_stream_that_nobody_reads_is_cut_off(server):
     host = server.hosts["pgm"]
-    drafts = texts.drafts_of(host, texts.from_template(host, "a [3]"), How())
+    drafts = texts.drafts_of(host, [texts.from_template(host, "a [3]")], How())
 
     async def unread():
         state = State([host], Limits(seconds=0.1), Metrics())

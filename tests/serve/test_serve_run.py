@@ -15,7 +15,7 @@ from waiters import until
 
 from maskless.serve import connection
 from maskless.serve.host import Host, Limits
-from maskless.serve.run import Address, _bind, serve
+from maskless.serve.run import Address, bind, serve
 
 
 def post(url, body):
@@ -98,7 +98,7 @@ def test_what_is_said_is_sent_at_once():
 
     async def delayed() -> bool:
         found = asyncio.get_running_loop().create_future()
-        server = await asyncio.start_server(lambda _, writer: found.set_result(writer), sock=_bind(Address(port=0)))
+        server = await asyncio.start_server(lambda _, writer: found.set_result(writer), sock=bind(Address(port=0)))
         async with server:
             _, mine = await asyncio.open_connection(*server.sockets[0].getsockname())
             theirs = await found

@@ -64,7 +64,7 @@ def test_a_step_of_many_tokens_is_drawn_in_parts(host, monkeypatch):
     def decided(cells):
         monkeypatch.setattr(sampling, "CPU_CELLS", cells)
         kinds = ({"top_p": 0.9, "temperature": 2.0}, {"top_k": 3}, {})
-        every = [texts.drafts_of(host, texts.from_prompt(host, "", 40), How(steps=1, **kind)) for kind in kinds]
+        every = [texts.drafts_of(host, [texts.from_prompt(host, "", 40)], How(steps=1, **kind)) for kind in kinds]
         rows.advance([rows.ActiveSequence(drafts, 0) for drafts in every], host.batcher.backend)
         return torch.cat([drafts.tokens for drafts in every]), [drafts.chance.tolist() for drafts in every]
 

@@ -21,7 +21,7 @@ class Waiter:
     """A job and how it ended."""
 
     def __init__(self, host, text="the [6] .", n=1, deadline=float("inf"), **how):
-        self.drafts = texts.drafts_of(host, texts.from_template(host, text), How(**how), n)
+        self.drafts = texts.drafts_of(host, [texts.from_template(host, text)], How(**how), n)
         self.ended, self.error, self.steps = threading.Event(), None, []
         self.job = Job(self.drafts, on_end=self.end, on_step=self.steps.append, deadline=deadline)
         host.batcher.submit(self.job)

@@ -193,6 +193,19 @@ def ctrl_c() -> Iterator[Callable[[], None]]:
     signal.signal(signal.SIGINT, before)
 
 
+@pytest.fixture
+def disk(tmp_path) -> Iterator[Path]:
+    """A folder on a disk of 6 MB: room for one or two states of a tiny run."""
+    folder = tmp_path / "disk"
+    folder.mkdir()
+    try:
+        subprocess.run(["mount", "-t", "tmpfs", "-o", "size=6m", "tmpfs", folder], check=True, capture_output=True)
+    except (OSError, subprocess.CalledProcessError) as error:
+        pytest.skip(f"needs the right to mount a small disk: {error}")
+    yield folder
+    subprocess.run(["umount", folder], check=True)
+
+
 @pytest.fixture(scope="session")
 def text(tmp_path_factory) -> Path:
     return write(tmp_path_factory.mktemp("text") / "toy.txt", 800, seed=0)

@@ -15,7 +15,7 @@ from PIL import Image
 from typer.testing import CliRunner
 
 from command_inputs import INPUTS
-from maskless.cli.codec import train_codec as command
+from maskless.cli.train import train_codec as command
 from maskless.codec.vq import to_images, to_pixels
 from maskless.evaluate.images import fid, look
 from maskless.evaluate.inception import features

@@ -209,7 +209,7 @@ def test_a_state_without_numbers_is_named_with_the_one_before_it(kind, tmp_path)
     spoiled, last = newest(folder), state.saved(folder / "states")[-1]
     next(iter((spoiled["trainer"]["codec"] if kind.model == "codec" else spoiled["weights"]).values())).fill_(math.nan)
     torch.save(spoiled, last)
-    says = r"step-00000008.pt .*: it holds weights that are no finite numbers; without that file .* step-00000006.pt"
+    says = r"step-00000008.pt .*: it holds weights that are no finite numbers; without it .* step-00000006.pt"
     with pytest.raises(ValueError, match=says):
         kind.begin(folder, config)
     last.unlink()

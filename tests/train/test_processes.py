@@ -1,14 +1,18 @@
 """Two processes train as one: the same batches, the same losses, the same weights."""
 
 import json
+import re
 import signal
 from pathlib import Path
 
+import numpy as np
 import pytest
 import together
 import torch
+from codec_runs import blobs
 from run_folders import complete
 
+from command_inputs import INPUTS
 from in_process import exit_code_of
 from maskless.checkpoint import Model
 from maskless.train import state
@@ -20,7 +24,7 @@ TOGETHER = Path(together.__file__)
 
 def end_well(processes: list) -> None:
     ends = [process.wait() for process in processes]
-    assert ends == [0, 0], "\n".join(process.stderr for process in processes)
+    assert {*ends} == {0}, "\n".join(process.stderr for process in processes)
 
 
 def in_full(folder: Path, config: RunConfig) -> Path:
@@ -128,6 +132,19 @@ def validations(folder: Path) -> list[dict]:
     return [line for line in read_metrics(folder / "metrics.jsonl") if "validation" in line]
 
 
+@pytest.mark.parametrize("stuck", [0, 2])
+def test_a_process_that_hangs_is_named(stuck, start_several, configure, tmp_path):
+    config = configure(steps=100, batch=12, save_every=2, log_every=1)
+    three = start_several(3, TOGETHER, "hang", in_full(tmp_path, config), stuck)
+    first, second = (process for rank, process in enumerate(three) if rank != stuck)
+    assert [first.wait(), second.wait()] == [2, 2], first.stderr + second.stderr
+    named = rf"error: process {stuck} did not come to step 3 in \d+ seconds: it hangs or has ended; continue with"
+    assert re.match(named, first.stderr.splitlines()[-1])
+    other = named if stuck == 0 else "error: a process did not come to step 3: process 0 says which; continue with"
+    assert re.match(other, second.stderr.splitlines()[-1])
+    assert [path.name for path in state.saved(tmp_path / "states")] == ["step-00000002.pt"]
+
+
 # Other long commands
 
 
@@ -152,6 +169,19 @@ def test_two_processes_evaluate_as_one(start_two, configure, data, tmp_path, cap
         spread = found[name]["error"] + expected[name]["error"]
         assert found[name]["sequences"] == 7
         assert found[name]["nats"] == pytest.approx(expected[name]["nats"], abs=5 * spread)
+
+
+def test_two_processes_compare_pictures_as_one(start_two, images, tmp_path, capsys):
+    np.save(made := tmp_path / "made.npy", 255 - blobs(33))  # an odd number
+    INPUTS["inception.pt"](network := tmp_path / "means.pt")
+    command = ["fid", images, made, "--features", network, "--feature-input", "pixels", "--json"]
+    assert exit_code_of(*command) == 0
+    expected = json.loads(capsys.readouterr().out)
+    found = json.loads(by_two(start_two, *command))
+    assert expected["fid"] > 0.01
+    assert found.keys() == expected.keys()
+    for name, value in expected.items():
+        assert found[name] == (value if isinstance(value, str) else pytest.approx(value, rel=1e-6)), name
 
 
 def test_data_are_prepared_by_one_process(text, tmp_path, monkeypatch, capsys):

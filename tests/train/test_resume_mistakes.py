@@ -54,7 +54,7 @@ def test_a_damaged_state_is_named_with_the_one_before_it(moved, command):
     run = moved / "run"
     older, newest = sorted((run / "states").iterdir())
     newest.write_bytes(b"garbage\n")
-    says = f"damaged: torch cannot read it; without that file the run goes on from {older.name}"
+    says = f"damaged: torch cannot read it; without it the run goes on from {older.name}"
     refused(command, run, says, "train", "--steps", 3, "--data", moved / "other")
     newest.unlink()
     assert exit_code_of("train", "--steps", 3, "--data", moved / "other", "--out", run, "--resume") == 0

@@ -7,7 +7,6 @@ import shutil
 import signal
 import subprocess
 import time
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -139,19 +138,6 @@ def test_a_state_that_cannot_be_finished_says_why(stop, monkeypatch, tmp_path):
 
 
 # A full disk
-
-
-@pytest.fixture
-def disk(tmp_path) -> Iterator[Path]:
-    """A folder on a disk of 6 MB: room for one or two states of a tiny run."""
-    folder = tmp_path / "disk"
-    folder.mkdir()
-    try:
-        subprocess.run(["mount", "-t", "tmpfs", "-o", "size=6m", "tmpfs", folder], check=True, capture_output=True)
-    except (OSError, subprocess.CalledProcessError) as error:
-        pytest.skip(f"needs the right to mount a small disk: {error}")
-    yield folder
-    subprocess.run(["umount", folder], check=True)
 
 
 def fill(path: Path, leave: int) -> None:

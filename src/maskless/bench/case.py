@@ -12,6 +12,7 @@ from torch import nn
 
 from maskless.checkpoint import NETWORKS
 from maskless.flops import Config
+from maskless.how import check_name, check_positive
 from maskless.nn.blocks import open_gates
 from maskless.nn.causal import CausalConfig
 from maskless.nn.masked import MaskedConfig
@@ -44,11 +45,10 @@ class Case:
     rival: ClassVar[str] = "mdlm"  # the masked model that PGM is compared with
 
     def __post_init__(self) -> None:
-        one_of("model", self.model, self.known)
-        one_of("context", self.context, CONTEXTS)
-        one_of("precision", self.precision, PRECISIONS)
-        for name in ("layers", "width", "vocab", "length", "batch"):
-            at_least_1(name, getattr(self, name))
+        check_name("model", self.model, self.known)
+        check_name("context", self.context, CONTEXTS)
+        check_name("precision", self.precision, PRECISIONS)
+        check_positive(**{name: getattr(self, name) for name in ("layers", "width", "vocab", "length", "batch")})
         if self.kind == "partition":
             encoder = self.layers // 2 if self.encoder is None else self.encoder
             if not 0 < encoder < self.layers:
@@ -104,8 +104,8 @@ class SampleCase(Case):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        one_of("counts", self.counts, COUNTS)
-        at_least_1("refresh", self.refresh)
+        check_name("counts", self.counts, COUNTS)
+        check_positive(refresh=self.refresh)
         if not 1 <= self.steps <= self.length:
             raise ValueError(f"steps {self.steps} is out of range: expected 1 to {self.length}, the length")
         if self.model == "ar" and self.steps != self.length:
@@ -164,7 +164,7 @@ class TrainCase(Case):
     objective: str = "partition"  # of pgm; a chain has random orders, and an ordered context
 
     def __post_init__(self) -> None:
-        one_of("objective", self.objective, PGM_OBJECTIVES)
+        check_name("objective", self.objective, PGM_OBJECTIVES)
         if self.objective == "chain":
             if self.model != "pgm":
                 raise ValueError(f"objective 'chain' belongs to pgm: the model is {self.model}")
@@ -197,7 +197,7 @@ def sweep(
     """
     first = sizes.get("model", Case.model)
     for rival in against:
-        one_of("rival", rival, [name for name in (SAMPLED if kind is SampleCase else TEXT_MODELS) if name != first])
+        check_name("rival", rival, [name for name in (SAMPLED if kind is SampleCase else TEXT_MODELS) if name != first])
     cases: list[Case] = []
     for model in dict.fromkeys([first, *against]):
         own = {name: value for name, value in sizes.items() if model == first or name not in OF_PGM}
@@ -209,13 +209,3 @@ def sweep(
             for batch in batches:
                 cases += [kind(**own | {"model": model, "length": length, "batch": batch, **more}) for more in at]
     return cases
-
-
-def one_of(what: str, name: str, known: Any) -> None:
-    if name not in known:
-        raise ValueError(f"unknown {what} {name!r}: expected one of {', '.join(known)}")
-
-
-def at_least_1(what: str, value: int) -> None:
-    if value < 1:
-        raise ValueError(f"{what} {value} is out of range: expected 1 or more")

@@ -16,11 +16,10 @@ import torch
 from rich import box
 from rich.table import Table as Grid
 
-from maskless.bench.case import at_least_1
 from maskless.bench.machine import now
 from maskless.checkpoint import Model
 from maskless.decide import DRAFT, decide, drafts_of
-from maskless.how import How
+from maskless.how import How, check_positive
 from maskless.logits import row_keys
 from maskless.nn.partition import chains
 
@@ -79,9 +78,9 @@ def measure(
     ways: Sequence[Way], batches: Sequence[int], *, repeat: int, on_run: Callable[[str], None]
 ) -> Iterator[WaySpeed]:
     """Time every way at every batch; what is planned on the way is on the clock."""
-    at_least_1("repeat", repeat)
+    check_positive(repeat=repeat)
     for batch in batches:
-        at_least_1("batch", batch)
+        check_positive(batch=batch)
         for way in ways:
             times, rounds = [], []
             for run in range(WARM_UP + repeat):

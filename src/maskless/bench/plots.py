@@ -5,21 +5,19 @@ from __future__ import annotations
 import dataclasses
 import json
 from collections import defaultdict
-from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 from maskless.bench.case import Case
+from maskless.bench.machine import Timing
 from maskless.bench.report import AXES, HARDWARE
 from maskless.bench.tables import PAPER, RELEASED, speed
-from maskless.bench.timing import Timing
-from maskless.files import write_aside
+from maskless.evaluate.sweep import Draw, draw_panels, numbered_line
 from maskless.paper.line import BACKWARD, SAMPLE
 
 LABELS = {"steps": "steps K", "length": "length L (tokens)", "batch": "batch (sequences)"}
-Draw = Callable[[Any], None]  # on a panel of matplotlib
 MARKS = {RELEASED: "*", PAPER: "x"}
 
 
@@ -85,35 +83,9 @@ def plot(results: list[Timing], path: Path, qualities: list[QualityPoint]) -> No
     if qualities:
         draws.append(partial(_pareto, results=results, qualities=qualities, colours=colours))
     below = {"fontsize": 8, "ncol": 2, "loc": "upper center", "bbox_to_anchor": (0.5, -0.12)}
-    draw_panels(path, draws, height=4.8, title=_title(results), legend=below)
-
-
-def draw_panels(path: Path, draws: Sequence[Draw], *, height: float, legend: dict[str, Any], title: str = "") -> None:
-    """A PNG with panels side by side, each with its legend."""
-    import matplotlib
-
-    matplotlib.use("agg")
-    from matplotlib import pyplot
-
-    figure, (panels,) = pyplot.subplots(1, len(draws), figsize=(6.4 * len(draws), height), squeeze=False)
-    for panel, draw in zip(panels, draws, strict=True):
-        draw(panel)
-        panel.grid(alpha=0.3)
-        panel.spines[["top", "right"]].set_visible(False)
-        if panel.get_legend_handles_labels()[0]:
-            panel.legend(frameon=False, **legend)
-    if title:
-        figure.suptitle(title, fontsize=11)
-    figure.tight_layout()
-    write_aside(path, lambda aside: figure.savefig(aside, dpi=120, format="png"))
-    pyplot.close(figure)
-
-
-def numbered_line(panel: Any, points: Sequence[tuple[float, float, object]], look: str = "o-", **style: Any) -> None:
-    """A line through points (x, y, number), with the numbers beside them."""
-    panel.plot([x for x, _, _ in points], [y for _, y, _ in points], look, ms=4, **style)
-    for x, y, number in points:
-        panel.annotate(f"{number}", (x, y), textcoords="offset points", xytext=(4, 4), fontsize=7)
+    machine, what = results[0].machine, "sampling" if results[0].part == SAMPLE else "training, forward + backward"
+    title = f"{what}, {machine.name}, {machine.precision}"
+    draw_panels(path, draws, height=4.8, title=title, legend=below)
 
 
 def _throughput(panel: Any, results: list[Timing], axis: str, colours: dict[str, str]) -> None:
@@ -182,13 +154,6 @@ def _plain_ticks(panel: Any, axis: Any) -> None:
     panel.minorticks_off()
     axis.set_major_locator(LogLocator(subs=(1, 2, 5)))
     axis.set_major_formatter(lambda x, _: f"{x:,.0f}" if x >= 1 else f"{x:g}")
-
-
-def _title(results: list[Timing]) -> str:
-    """What was measured, and where."""
-    machine = results[0].machine
-    what = "sampling" if results[0].part == SAMPLE else "training, forward + backward"
-    return f"{what}, {machine.name}, {machine.precision}"
 
 
 def _same(cases: list[Case], axis: str) -> str:

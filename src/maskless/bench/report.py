@@ -11,9 +11,8 @@ from rich import box
 from rich.table import Table as Grid
 
 from maskless.bench.case import Case, DrawCase, SampleCase
-from maskless.bench.machine import Machine
+from maskless.bench.machine import Machine, Timing
 from maskless.bench.tables import PAPER, RELEASED, SPEEDS, better, case_of, figure, find, part_of, rival_of, speed
-from maskless.bench.timing import Timing
 from maskless.paper.line import MEMORY, SAMPLE, Line, Table
 
 AXES = {"steps": "K", "length": "L", "batch": "batch"}

@@ -12,14 +12,13 @@ import torch
 from torch import Tensor, nn
 
 from maskless import flops
-from maskless.bench import traffic
-from maskless.bench.case import PRECISIONS, Case, DrawCase, SampleCase, TrainCase, at_least_1
-from maskless.bench.machine import Machine, forget_peak, now, peak_memory
-from maskless.bench.timing import Timing
+from maskless.bench.case import PRECISIONS, Case, DrawCase, SampleCase, TrainCase
+from maskless.bench.machine import Machine, Timing, forget_peak, now, peak_memory
 from maskless.draw import Guidance
 from maskless.ema import EMA
 from maskless.engine import Engine
 from maskless.flops import Config
+from maskless.how import check_positive
 from maskless.logits import row_keys
 from maskless.nn import autocast
 from maskless.nn.loss import cost
@@ -47,7 +46,7 @@ def runs_of(case: Case, repeat: int) -> int:
 
 def check(cases: Iterable[Case], device: torch.device, repeat: int) -> None:
     """Raise a ValueError for what cannot be measured, before anything is."""
-    at_least_1("repeat", repeat)
+    check_positive(repeat=repeat)
     if device.type == "cpu" and any(isinstance(case, TrainCase) and case.precision == "bf16" for case in cases):
         raise ValueError("precision 'bf16' on a CPU: expected fp32, which is what training computes in there")
 
@@ -231,7 +230,7 @@ def _counted(case: SampleCase, config: Config, plan: Plan) -> tuple[int, int]:
     """Operations and bytes of a run."""
     weights = _guidance(case).weights(plan) if isinstance(case, DrawCase) else None
     work = (config, plan, case.refresh, weights)
-    return flops.sampling(*work), traffic.sampling(*work, size=PRECISIONS[case.precision].itemsize)
+    return flops.sampling(*work), flops.traffic(*work, size=PRECISIONS[case.precision].itemsize)
 
 
 def _task(case: TrainCase, step: int) -> Task:

@@ -6,31 +6,18 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import Any
 
-from maskless.bench.case import Case, DrawCase, SampleCase, TrainCase, one_of
-from maskless.bench.timing import Timing
-from maskless.paper import tables as paper
-from maskless.paper.line import (
-    DATASETS,
-    IMAGES,
-    NETWORKS,
-    SAMPLE,
-    SECONDS,
-    SEQUENCES,
-    TOKENS,
-    Line,
-    NetworkSpeed,
-    Pictures,
-    Table,
-    Texts,
-    Work,
-    set_and_network,
-)
+from maskless.bench.case import Case, DrawCase, SampleCase, TrainCase
+from maskless.bench.machine import Timing
+from maskless.how import check_name
+from maskless.paper import line as paper
+from maskless.paper.tables import BESIDE, IMAGE_TARGETS, RIVAL_FP32, TARGETS
+from maskless.paper.tables import TABLES as PAPER_TABLES
 
 PAPER, RELEASED = "paper", "released"
 TESTED = "released code (github.com/jdeschena/pgm) as its timing scripts run it, one H200, torch 2.11, our measurement"
 A100, PIXELS = "one A100-SXM4-80GB", "pixels included"
-SPEEDS = (TOKENS, SECONDS, SEQUENCES, IMAGES)
-HIGHER_IS_BETTER = (TOKENS, SEQUENCES, IMAGES)
+SPEEDS = (paper.TOKENS, paper.SECONDS, paper.SEQUENCES, paper.IMAGES)
+HIGHER_IS_BETTER = (paper.TOKENS, paper.SEQUENCES, paper.IMAGES)
 
 
 @dataclass(frozen=True)
@@ -45,20 +32,20 @@ class Figure:
     @property
     def tokens_per_second(self) -> float:
         tokens = self.case.batch * self.case.length
-        if self.measure == SECONDS:
+        if self.measure == paper.SECONDS:
             return tokens / self.value
-        return self.value if self.measure == TOKENS else self.value * self.case.length
+        return self.value if self.measure == paper.TOKENS else self.value * self.case.length
 
 
-def case_of(work: Work, at: int | str | None) -> Case:
+def case_of(work: paper.Work, at: int | str | None) -> Case:
     """The network and the batch whose speed a line of the paper gives."""
-    assert isinstance(work, Texts | Pictures | NetworkSpeed), f"{work} has no speed"
-    data, network = set_and_network(work.recipe)
-    (model, sizes), (_, vocab, length) = NETWORKS[network], DATASETS[data]
+    assert isinstance(work, paper.Texts | paper.Pictures | paper.NetworkSpeed), f"{work} has no speed"
+    data, network = paper.set_and_network(work.recipe)
+    (model, sizes), (_, vocab, length) = paper.NETWORKS[network], paper.DATASETS[data]
     whole: dict[str, Any] = {"model": model, **sizes, "vocab": vocab, "length": length, "steps": at}
-    if isinstance(work, Texts):
+    if isinstance(work, paper.Texts):
         return SampleCase(**whole, counts=work.counts)
-    if isinstance(work, Pictures):
+    if isinstance(work, paper.Pictures):
         return DrawCase(**whole | {"steps": work.steps, "guidance": at})
     own = ("context", "length", "batch", "guidance", "precision")
     whole |= {name: value for name in own if (value := getattr(work, name)) is not None}
@@ -70,14 +57,14 @@ def case_of(work: Work, at: int | str | None) -> Case:
     return SampleCase(**whole, counts="mdlm" if model == "mdlm" else "uniform")
 
 
-def part_of(line: Line) -> str:
+def part_of(line: paper.Line) -> str:
     """What of a case is timed."""
-    return line.at if isinstance(line.at, str) else SAMPLE
+    return line.at if isinstance(line.at, str) else paper.SAMPLE
 
 
-def rival_of(line: Line) -> Figure | None:
+def rival_of(line: paper.Line) -> Figure | None:
     """What the released masked model reached beside a target of PGM; the paper's tables have lines of both."""
-    if line.paper is not None or not isinstance(line.work, NetworkSpeed) or "pgm" not in line.work.recipe:
+    if line.paper is not None or not isinstance(line.work, paper.NetworkSpeed) or "pgm" not in line.work.recipe:
         return None
     draws = line.work.recipe.startswith("imagenet")
     if line.work.context == "ordered" and not draws:
@@ -108,35 +95,33 @@ def speed(by: str, case: Case, part: str) -> Figure | None:
     return figure(by, case, part, *SPEEDS)
 
 
-def _known() -> Iterator[tuple[str, Line, float | None, str]]:
+def _known() -> Iterator[tuple[str, paper.Line, float | None, str]]:
     """Who reached what, and where it stands."""
     for number, note in (("3", A100), ("6", A100), ("9", PIXELS), ("10", A100)):
-        for line in paper.TABLES[f"table-{number}"].lines:
+        for line in PAPER_TABLES[f"table-{number}"].lines:
             if line.measure in SPEEDS:
                 yield PAPER, line, line.paper, f"PGM, Tab. {number}, {note}"
-    for line in (*paper.TARGETS, *paper.IMAGE_TARGETS, *paper.BESIDE):
+    for line in (*TARGETS, *IMAGE_TARGETS, *BESIDE):
         yield PAPER, line, line.paper, f"PGM, Tab. 9, {PIXELS}"
         draws = "imagenet" in line.work.recipe
         yield RELEASED, line, line.released, f"{TESTED}, without the pixels" if draws else TESTED
 
 
-def _figures() -> Iterator[tuple[tuple[str, Case, str, str], Figure]]:
-    for by, line, value, source in _known():
-        if value is not None:
-            case = case_of(line.work, line.at)
-            yield (by, case, part_of(line), line.measure), Figure(case, line.measure, value, source)
+FIGURES = {
+    (by, case, part_of(line), line.measure): Figure(case, line.measure, value, source)
+    for by, line, value, source in _known()
+    for case in [case_of(line.work, line.at)]
+    if value is not None
+}
 
 
-FIGURES = dict(_figures())
-
-
-def cases_of(table: Table) -> list[Case]:
+def cases_of(table: paper.Table) -> list[Case]:
     return list(dict.fromkeys(case_of(line.work, line.at) for line in table.lines))
 
 
-def only(table: Table, kind: type[Case], steps: list[int] | None = None) -> Table:
+def only(table: paper.Table, kind: type[Case], steps: list[int] | None = None) -> paper.Table:
     """The lines that sample, or those that train; of sampling those with these numbers of steps."""
-    lines = [line for line in table.lines if (part_of(line) == SAMPLE) == (kind is SampleCase)]
+    lines = [line for line in table.lines if (part_of(line) == paper.SAMPLE) == (kind is SampleCase)]
     kept = tuple(line for line in lines if steps is None or line.at in steps)
     if lines and not kept:
         known = sorted({line.at for line in lines if isinstance(line.at, int)})
@@ -145,9 +130,9 @@ def only(table: Table, kind: type[Case], steps: list[int] | None = None) -> Tabl
     return replace(table, lines=kept)
 
 
-def table(name: str, kind: type[Case], steps: list[int] | None = None) -> Table:
+def table(name: str, kind: type[Case], steps: list[int] | None = None) -> paper.Table:
     """The lines of a named table that sample, or those that train."""
-    one_of("table", name, TABLES)
+    check_name("table", name, TABLES)
     found = only(TABLES[name], kind, steps)
     if not found.lines:
         fitting = ", ".join(each.name for each in TABLES.values() if only(each, kind).lines)
@@ -156,24 +141,24 @@ def table(name: str, kind: type[Case], steps: list[int] | None = None) -> Table:
     return found
 
 
-def find(line: Line, timings: list[Timing]) -> Timing | None:
+def find(line: paper.Line, timings: list[Timing]) -> Timing | None:
     """The timing that a line reads; precision apart, which follows from the machine."""
     case, part = case_of(line.work, line.at), part_of(line)
     same = (t for t in timings if t.part == part and replace(t.case, precision=case.precision) == case)
     return next(same, None)
 
 
-def _tables() -> Iterator[Table]:
+def _tables() -> Iterator[paper.Table]:
     for name, about, number in (
         ("paper-sampling", "throughput of sampling, length 1024, batch 32", "6"),
         ("paper-context-4096", "throughput of sampling, length 4096, batch 32", "10"),
         ("paper-training", "a forward pass, and a forward and backward pass", "3"),
     ):
-        lines = tuple(line for line in paper.TABLES[f"table-{number}"].lines if line.measure in SPEEDS)
-        yield Table(name=name, about=f"PGM, Tab. {number}: {about}", lines=lines)
-    slow = f"released MaskGIT in fp32, the paper's rival: {paper.RIVAL_FP32.released} images/s"
-    yield Table(name="images", about=f"what we want to reach in drawing ({slow})", lines=paper.IMAGE_TARGETS)
-    yield Table(name="targets", about="what we want to reach on one H200", lines=paper.TARGETS)
+        lines = tuple(line for line in PAPER_TABLES[f"table-{number}"].lines if line.measure in SPEEDS)
+        yield paper.Table(name=name, about=f"PGM, Tab. {number}: {about}", lines=lines)
+    slow = f"released MaskGIT in fp32, the paper's rival: {RIVAL_FP32.released} images/s"
+    yield paper.Table(name="images", about=f"what we want to reach in drawing ({slow})", lines=IMAGE_TARGETS)
+    yield paper.Table(name="targets", about="what we want to reach on one H200", lines=TARGETS)
 
 
 TABLES = {each.name: each for each in _tables()}

@@ -12,15 +12,14 @@ from rich.measure import Measurement
 from maskless.cli import show
 from maskless.cli.checks import check_places, numbers
 from maskless.cli.options import DEVICE, JSON, Given, NeedsTorch, Option, Options, with_tables
-from maskless.files import json_text
+from maskless.files import json_text, write_json
 from maskless.terminal import Screen
 
 if TYPE_CHECKING:
     import torch
 
     from maskless.bench.case import Case
-    from maskless.bench.machine import Machine
-    from maskless.bench.timing import Timing
+    from maskless.bench.machine import Machine, Timing
     from maskless.paper.line import Table
 
 bench = typer.Typer()
@@ -137,23 +136,24 @@ def _bench(
     out: Path | None = None,
 ) -> None:
     """From options to cases, through the measurements, to what is shown and written."""
-    from maskless.bench import machine, plots, report, run
+    from maskless.bench import machine, plots, report, run, tables
     from maskless.bench.case import sweep
-    from maskless.bench.tables import cases_of
 
     if quality is not None and plot is None:
         raise ValueError("--quality goes with --plot FILE.png, where it is drawn")
     check_places(plot, out)
-    found = machine.find_device(device and device.partition(":")[0])  # of several GPUs, DEVICE has chosen one
+    found = machine.find_device(device)  # of several GPUs, DEVICE has chosen one
     precision = precision or ("bf16" if found.type == "cuda" else "fp32")
     lists = {n: list(dict.fromkeys(numbers(n, given[n], int, "32,128"))) for n in LISTS if n in given}
     sizes = {name: value for name, value in given.items() if name not in LISTS}
-    named = None if table is None else _table(kind, table, sizes, lists, against or [])
+    named = None if table is None else tables.table(table, kind, lists.get("steps"))
     if named is None:
         lengths, batches = lists.get("length", [kind.length]), lists.get("batch", [kind.batch])
         cases = sweep(kind, sizes, against=against or [], lengths=lengths, batches=batches, steps=lists.get("steps"))
     else:
-        cases = cases_of(named)
+        for option in (*sizes, *["against"] * bool(against), *(lists.keys() - {"steps"})):
+            raise ValueError(f"--{option} goes without --table: the cases of {table!r} have their own")
+        cases = tables.cases_of(named)
     cases = [replace(case, precision=precision) for case in cases]
     run.check(cases, found, repeat)
     qualities = [] if quality is None else plots.read_quality(quality)
@@ -185,7 +185,6 @@ def _exact(
     from maskless import api
     from maskless.bench import exact as bench
     from maskless.bench import machine
-    from maskless.files import write_aside
 
     for name in other:
         raise ValueError(f"--{name} with --exact: expected --batch, --against, --repeat, --device and --out at most")
@@ -194,18 +193,13 @@ def _exact(
     models = [(str(name), api.load(str(name), device=found)) for name in (exact, *(against or []))]
     ways = bench.ways_of(models[0][1], models[1:])
     name = machine.name_of(found)
-    with show.progress() as bar:
-        task = bar.add_task("sampling", total=len(ways) * len(batches) * (bench.WARM_UP + repeat))
-
-        def on_run(what: str) -> None:
-            bar.update(task, advance=1, description=what)
-
-        paces = list(bench.measure(ways, batches, repeat=repeat, on_run=on_run))
-    told = json_text({"device": name, "results": [pace.as_dict() for pace in paces]}, indent=1) + "\n"
+    with show.bar("sampling", len(ways) * len(batches) * (bench.WARM_UP + repeat)) as move:
+        paces = list(bench.measure(ways, batches, repeat=repeat, on_run=lambda what: move(1, description=what)))
+    told = {"device": name, "results": [pace.as_dict() for pace in paces]}
     if out is not None:
-        write_aside(out, lambda aside: aside.write_text(told))
+        write_json(out, told)
     if as_json:
-        print(told, end="")
+        print(json_text(told, indent=1))
     else:
         show.out.print(bench.grid(paces, name))
 
@@ -215,28 +209,16 @@ def _measured(
 ) -> tuple[Machine, list[Timing]]:
     """Results of all cases, with a bar on stderr; `to` is written after each, so a stopped run leaves what it has."""
     from maskless.bench import machine, report, run
-    from maskless.files import write_aside
 
     results: list[Timing] = []
-    with show.progress() as bar:
-        task = bar.add_task("measuring the machine", total=sum(run.runs_of(case, repeat) for case in cases))
+    with show.bar("measuring the machine", sum(run.runs_of(case, repeat) for case in cases)) as move:
 
         def on_run(case: Case) -> None:
-            bar.update(task, advance=1, description=f"{case.name}, {report.setting(case)}")
+            move(1, description=f"{case.name}, {report.setting(case)}")
 
         here = machine.measure(device, precision)
         for result in run.measure(cases, here, repeat=repeat, on_run=on_run):
             results.append(result)
             if to is not None:
-                told = report.as_json(here, results, table)
-                write_aside(to, lambda aside: aside.write_text(json_text(told, indent=1) + "\n"))  # noqa: B023
+                write_json(to, report.as_json(here, results, table))
     return here, results
-
-
-def _table(kind: type[Case], name: str, sizes: Given, lists: dict[str, list[int]], against: list[str]) -> Table:
-    from maskless.bench.tables import table
-
-    found = table(name, kind, lists.get("steps"))
-    for option in (*sizes, *(["against"] if against else []), *(lists.keys() - {"steps"})):
-        raise ValueError(f"--{option} goes without --table: the cases of {name!r} have their own")
-    return found

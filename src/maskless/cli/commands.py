@@ -11,8 +11,6 @@ import typer
 from typer.core import TyperGroup
 
 from maskless.cli.bench import bench
-from maskless.cli.codec import train_codec
-from maskless.cli.distill import distill
 from maskless.cli.evaluate import evaluate, fid
 from maskless.cli.generate import fill, generate
 from maskless.cli.models import demo, models, train_demo
@@ -21,7 +19,7 @@ from maskless.cli.plan import plan
 from maskless.cli.prepare import convert, prepare
 from maskless.cli.reproduce import reproduce
 from maskless.cli.serve import serve
-from maskless.cli.train import train
+from maskless.cli.train import distill, train, train_codec
 from maskless.version import __version__
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated
 
@@ -66,6 +67,11 @@ PICTURES: Options = {
     **REAL,
 }
 
+OF_IMAGES = {  # what is measured of an image model without drawing: the options that go with it, and why no others
+    "leak": (("sequences",), ": pictures are probed on random codes"),
+    "bound": (("data", "split", "sequences", "samples", "batch", "steps", "counts"), " of an image model"),
+}
+
 
 @with_tables
 def evaluate(
@@ -103,24 +109,21 @@ def evaluate(
         refuse(of_pictures, "image")
         measure(model, loaded, seed, as_json, **both, **text)
         return
-    own = ["tokenizer"] * (tokenizer is not None)
-    if text.get("what") == "leak":
-        for name in (*both, *text, *own, *of_pictures):
-            if name not in ("what", "sequences"):
-                raise ValueError(f"{flag(name)} does not go with --what leak: pictures are probed on random codes")
-        measure(model, loaded, seed, as_json, **text)
+    what, own = text.pop("what", None), ["tokenizer"] * (tokenizer is not None)
+    if what is None:
+        refuse([*text, *own], "text")
+        evaluate_pictures(loaded, as_json, seed=seed, **both, **of_pictures)
         return
-    if text.get("what") == "bound":
-        given = text | both
-        for name in (*given, *own, *of_pictures):
-            if name not in ("what", "data", "split", "sequences", "samples", "batch", "steps", "counts"):
-                raise ValueError(f"{flag(name)} does not go with --what bound of an image model")
-        evaluate_bound(loaded, as_json, seed=seed, **{k: v for k, v in given.items() if k != "what"})
-        return
-    if "what" in text:
-        raise ValueError(f"--what {text['what']}: expected bound, leak or nothing, since this is an image model")
-    refuse([*text, *own], "text")
-    evaluate_pictures(loaded, as_json, seed=seed, **both, **of_pictures)
+    if what not in OF_IMAGES:
+        raise ValueError(f"--what {what}: expected bound, leak or nothing, since this is an image model")
+    taken, why = OF_IMAGES[what]
+    for name in (*both, *text, *own, *of_pictures):
+        if name not in taken:
+            raise ValueError(f"{flag(name)} does not go with --what {what}{why}")
+    if what == "leak":
+        measure(model, loaded, seed, as_json, what=what, **text)
+    else:
+        evaluate_bound(loaded, as_json, seed=seed, **text, **both)
 
 
 @with_tables
@@ -161,6 +164,6 @@ def fid(
     if not PartialState().is_main_process:
         return
     if as_json:
-        print(json_text(found.as_dict()))
+        print(json_text(asdict(found)))
         return
     show.qualities(found)

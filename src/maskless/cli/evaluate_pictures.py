@@ -18,9 +18,9 @@ from maskless.cli.pictures import side_of
 from maskless.data.image_tokens import holds_images, open_images
 from maskless.decide import settled
 from maskless.evaluate import inception, sets
-from maskless.evaluate.image_orders import ways
 from maskless.evaluate.images import SeenImages
-from maskless.evaluate.sweep import ImagePoint, plot, sweep, table
+from maskless.evaluate.orders import image_ways
+from maskless.evaluate.sweep import plot, sweep, table
 from maskless.files import json_text
 from maskless.how import How
 from maskless.images import codec_of, grid_of
@@ -67,8 +67,16 @@ def evaluate_pictures(
         del settings["regions"]  # as files of before have it
     swept = partial(sweep, sample, guidances, network, seen, out, score=network.classes > 0, settings=settings)
     points = show.sweeping(swept, len(guidances), samples, lambda point: f"w = {point.guidance:g}")
-    if PartialState().is_main_process:
-        _show_points(points, out, as_json)
+    if not PartialState().is_main_process:
+        return
+    curve = out.with_suffix(".png")
+    if len(points) > 1:
+        plot({out.stem: points}, curve)
+    if as_json:
+        print(out.read_text(), end="")
+        return
+    print(table(points))
+    show.note(f"figures: {out}" + (f"   curve: {curve}" if len(points) > 1 else ""))
 
 
 def evaluate_bound(
@@ -96,8 +104,8 @@ def evaluate_bound(
     if steps is not None:
         how["steps"] = numbers("steps", steps, int, "32")[0]
     found: dict[str, Any] = {}
-    for name, of in ways(model, rows, samples=samples, **how).items():
-        with show.bar(name, min(sequences, len(rows)), shown=PartialState().is_main_process) as advance:
+    for name, of in image_ways(model, rows, samples=samples, **how).items():
+        with show.bar(name, min(sequences, len(rows))) as advance:
             found[name] = of(sequences=sequences, batch=batch, seed=seed, on_batch=advance)
     if not PartialState().is_main_process:
         return
@@ -107,26 +115,13 @@ def evaluate_bound(
     image_likelihoods(found)
 
 
-def _show_points(points: list[ImagePoint], to: Path, as_json: bool) -> None:
-    """Figures on stdout, and a curve beside their file where there are several."""
-    curve = to.with_suffix(".png")
-    if len(points) > 1:
-        plot({to.stem: points}, curve)
-    if as_json:
-        print(to.read_text())
-        return
-    print(table(points))
-    show.note(f"figures: {to}" + (f"   curve: {curve}" if len(points) > 1 else ""))
-
-
 def look(
     pictures: sets.Real, network: inception.Features, size: int, channels: int, keep: Path | None = None
 ) -> SeenImages:
     """What the network sees in real pictures, with a bar; `keep`: a file for their statistics."""
-    main = PartialState().is_main_process
-    with show.bar(f"looking at {Path(pictures.name).name}", pictures.count, shown=main) as advance:
+    with show.bar(f"looking at {Path(pictures.name).name}", pictures.count) as advance:
         seen = pictures.seen(network, size, channels=channels, on_batch=advance)
-    if keep is not None and main:
+    if keep is not None and PartialState().is_main_process:
         seen.statistics.save(keep)
     return seen
 

@@ -4,33 +4,32 @@ from __future__ import annotations
 
 import math
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import Any
 
 from rich.table import Table
 from rich.text import Text
 
 from maskless.cli import show
+from maskless.evaluate.genppl import Mean, TextPoint
+from maskless.evaluate.leak import Leak
+from maskless.evaluate.likelihood import Likelihood
+from maskless.evaluate.parallel import Parallel
+from maskless.evaluate.variance import Variance
 from maskless.terminal import Screen, say
 from maskless.train.report import or_unknown
-
-if TYPE_CHECKING:
-    from maskless.evaluate.genppl import Mean, TextPoint
-    from maskless.evaluate.leak import Leak
-    from maskless.evaluate.likelihood import Likelihood
-    from maskless.evaluate.parallel import Parallel
-    from maskless.evaluate.variance import Variance
 
 PIPED = 200  # columns where there is no terminal: numbers must not break
 
 
-def likelihoods(found: list[tuple[str, str, Likelihood, float, float | None]]) -> None:
-    """Bounds: the text, the estimator, the bound, bytes per token, and characters per byte where known."""
+def likelihoods(found: dict[str, dict[str, Any]]) -> None:
+    """Bounds, by text and estimator."""
+    digits = {"perplexity": 2, "nats": 4, "bits_per_byte": 4, "bits_per_character": 4}
     rows = []
-    for text, name, r, bytes_per_token, characters in found:
-        bits, share = r.bits_per_byte(bytes_per_token), r.error / max(r.nats, 1e-9)
-        cells = [_pm(value, value * share, 4) for value in (bits, bits / characters if characters else 0)]
-        nats = _pm(r.nats, r.error, 4)
-        rows.append([text, name, _perplexity(r), nats, cells[0], cells[1] if characters else "", f"{r.sequences:,}"])
+    for text, ways in found.items():
+        for way, one in ways.items():
+            errors = {unit: one.get(f"{unit}_error", one["error"]) for unit in digits}
+            cells = [_pm(one[unit], errors[unit], n) if unit in one else "" for unit, n in digits.items()]
+            rows.append([text, way, *cells, f"{one['sequences']:,}"])
     units = ["perplexity", "nats per token", "bits per byte", "bits per character"]
     _table(["text", "estimator", *units, "sequences"], rows)
 
@@ -72,11 +71,8 @@ def points(found: list[TextPoint], said: str, to: Path | None) -> None:
     """Samples by steps; where they were not all drawn in one way (batch, device), each speed says in which."""
     apart = len({point.drawn for point in found if point.tokens_per_second is not None}) > 1
     ways = [f" ({point.drawn or 'batch unknown'})" if apart else "" for point in found]
-    rows = [
-        [str(point.steps) if point.steps else "the data", *_cells(point, way)]
-        for point, way in zip(found, ways, strict=True)
-    ]
-    _table(["steps", *SAMPLED], rows)
+    cells = [_cells(point, way) for point, way in zip(found, ways, strict=True)]
+    _table(["steps", *SAMPLED], [[str(p.steps or "the data"), *own] for p, own in zip(found, cells, strict=True)])
     say(said)
     if to is not None:
         show.note(f"figures: {to}")
@@ -92,15 +88,11 @@ def orders(rows: list[tuple[str, int, Likelihood, TextPoint]]) -> None:
 
 def parallel(found: list[Parallel]) -> None:
     titles = ["order", "tokens drawn at once", "accepted", "KL of a draft, nats", "tokens per round"]
-    rows = [
-        [one.order, str(one.draft), f"{one.accepted:.1%}", _or_infinite(one.divergence), f"{one.tokens_per_round:.2f}"]
-        for one in found
-    ]
+    rows = []
+    for one in found:
+        nats = "infinite" if one.divergence is None else f"{one.divergence:.3f}"
+        rows.append([one.order, str(one.draft), f"{one.accepted:.1%}", nats, f"{one.tokens_per_round:.2f}"])
     _table(titles, rows)
-
-
-def _or_infinite(nats: float | None) -> str:
-    return "infinite" if nats is None else f"{nats:.3f}"
 
 
 def leak(found: Leak) -> None:

@@ -15,8 +15,6 @@ from maskless.how import How
 from maskless.terminal import say
 
 if TYPE_CHECKING:
-    import torch
-
     from maskless.checkpoint import Model
     from maskless.texts import Text
 
@@ -68,7 +66,12 @@ def generate(
     """
     if out is None and (resume or launched_together()):
         raise ValueError("--resume, and several processes, go with --out FOLDER")
-    loaded = show.loading(model, tokenizer=tokenizer, device=_own_device() or device)
+    own: Any = device
+    if launched_together():  # each process has a device of its own
+        from maskless.train.processes import processes
+
+        own = processes().device
+    loaded = show.loading(model, tokenizer=tokenizer, device=own)
     _check_kind(loaded, text, of_pictures, as_json)
     if n is None and "label" not in of_pictures:
         n = 4
@@ -139,20 +142,10 @@ def _write(model: Model, to: Path, n: int, resume: bool, **how: Any) -> None:
         raise ValueError(f"--out {to}: texts go into a folder, {to.name} is a picture")
     if to.exists() and not to.is_dir():
         raise ValueError(f"{to} is a file: expected a folder for texts")
-    main = processes().is_main_process
-    with show.watching("generating", model.text_codec.marks, shown=main) as on_step:
+    with show.watching("generating", model.text_codec.marks) as on_step:
         files = write_texts(model, to, n, resume=resume, on_step=on_step, **how)
-    if main:
+    if processes().is_main_process:
         say(f"{to}: {n} texts in {files} file{'s' * (files > 1)}")
-
-
-def _own_device() -> torch.device | None:
-    """Where several processes were started: the one that is this process's own."""
-    if not launched_together():
-        return None
-    from maskless.train.processes import processes
-
-    return processes().device
 
 
 def _check_kind(model: Model, text: Given, of_pictures: Given, as_json: bool) -> None:

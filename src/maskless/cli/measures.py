@@ -9,7 +9,7 @@ import hashlib
 import inspect
 from collections.abc import Callable
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import asdict
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -25,14 +25,16 @@ from maskless.cli.options import Given
 from maskless.codec.text import TextCodec
 from maskless.evaluate.corpora import TextSet
 from maskless.evaluate.corpora import corpus as open_corpus
-from maskless.evaluate.genppl import TextPoint, mauve_installed, sweep
-from maskless.evaluate.judge import DEFAULT
+from maskless.evaluate.genppl import Sample, TextPoint, mauve_installed, sweep
+from maskless.evaluate.judge import DEFAULT, Judge
+from maskless.evaluate.judge import judge as read_judge
 from maskless.evaluate.leak import leak
-from maskless.evaluate.likelihood import Likelihood, check_positive, likelihood, over_rows, spread
+from maskless.evaluate.likelihood import Likelihood, likelihood, over_rows, spread
 from maskless.evaluate.orders import EXACT, NAMES, along, depending_on, drawing, exactly, in_gaps, unknown, usual_steps
 from maskless.evaluate.parallel import parallel
 from maskless.evaluate.variance import gradient_variance, objectives_of
 from maskless.files import json_text
+from maskless.how import check_positive
 from maskless.images import class_ids, codec_of
 from maskless.nn.partition import chains
 from maskless.objective import pgm_arccos
@@ -42,12 +44,7 @@ ANY_ORDER, BOTH_GROUPS, PAPERS, GAPS = "any order", "both groups, stratified", "
 DRAWING = ("counts", "temperature", "top_k", "top_p")  # the options of a measure that draws: its `**how`
 
 
-@dataclass(frozen=True)
-class Measured:
-    """What a measurement found: for a program, and for a reader."""
-
-    found: dict[str, Any]
-    show: Callable[[], None]
+Measured = tuple[dict[str, Any], Callable[[], None]]  # what was found: for a program, and what shows it to a reader
 
 
 def measure(
@@ -76,10 +73,10 @@ def measure(
     if not PartialState().is_main_process:
         return
     if not as_json:
-        for measured in results.values():
-            measured.show()
+        for _, show_it in results.values():
+            show_it()
         return
-    found = {one: measured.found for one, measured in results.items()}
+    found = {one: measured for one, (measured, _) in results.items()}
     if what is None:  # what `evaluate` said before it could measure anything else
         texts = found["bound"]
         found = next(iter(texts.values())) if len(texts) == 1 else texts
@@ -108,10 +105,6 @@ def _takes(measure: Callable[..., Measured]) -> set[str]:
     return names | {*DRAWING} if "how" in names else names
 
 
-def _bar(what: str, total: int) -> Any:
-    return show.bar(what, total, shown=PartialState().is_main_process)
-
-
 def _bound(
     model: Model, corpora: list[TextSet], *, seed: int, sequences: int = 2048, samples: int = 8, batch: int = 32
 ) -> Measured:
@@ -130,22 +123,20 @@ def _bound(
         ways = {BOTH_GROUPS: partial(likelihood, samples=samples), PAPERS: partial(likelihood, paper=True)}
     ways |= {way: exact(way) for way in EXACT} if chains(network) else {}
     ways |= {} if model.kind == "causal" else {GAPS: partial(over_rows, cost=gaps)}
-    rows: list[tuple[str, str, Likelihood, float, float | None]] = []
-    found: dict[str, Any] = {}
+    found: dict[str, dict[str, Any]] = {}
     for corpus in corpora:
         size, characters = corpus.bytes_per_token, None if corpus.codec is None else corpus.characters_per_byte()
         for way, of in ways.items():
-            with _bar(f"{way}: {Path(corpus.name).name}", min(sequences, len(corpus.rows))) as advance:
+            with show.bar(f"{way}: {Path(corpus.name).name}", min(sequences, len(corpus.rows))) as advance:
                 sizes = {"sequences": sequences, "batch": batch, "seed": seed}
                 r = of(network, corpus.rows, pad=corpus.pad, on_batch=advance, **sizes)
-            rows.append((corpus.name, way, r, size, characters))
             bits = r.bits_per_byte(size)
             units = {"bits_per_byte": bits, "bits_per_byte_error": bits * r.error / r.nats}
             if characters:
                 ends = ("", "_error")
                 units |= {f"bits_per_character{end}": units[f"bits_per_byte{end}"] / characters for end in ends}
             found.setdefault(corpus.name, {})[way] = r.as_dict() | units
-    return Measured(found, lambda: tables.likelihoods(rows))
+    return (found, lambda: tables.likelihoods(found))
 
 
 def _steps(model: Model, steps: str | None, length: int | None) -> list[int]:
@@ -198,39 +189,26 @@ def _genppl(
         how |= _in_drafts(exact, draft, steps)
     asked = [unknown(model, length)] if exact else _steps(model, steps, length)
     draw = drawing(model, order=order, length=length, **how)
-    by = show.loading_judge(judge or DEFAULT, model.device)
+    by = _loaded(judge or DEFAULT, model)
     with show.waiting("judging the data"):
         real = corpora[0].samples(texts) if corpora else None
         features = by.features(by.encode([one.text for one in real])) if real and mauve_installed() else None
     points_at = [0, *asked] if real else asked  # 0 steps: the data itself
     settings = depending_on(model, order=order, length=length, **how) | {"judge": by.digest()}
     settings |= {"data": corpora[0].name if corpora else None, "mauve": features is not None}
-    settings |= {"data_sha256": None if real is None else _sha256(json_text(real))}
+    settings |= {"data_sha256": None if real is None else hashlib.sha256(json_text(real).encode()).hexdigest()}
     settings |= {"split": split} if corpora and split else {}
-    swept = partial(
-        sweep,
-        lambda first, count, K: draw(first, count, K) if K or real is None else real[first : first + count],
-        points_at,
-        texts,
-        by,
-        _codec(model),
-        out,
-        batch=batch,
-        device=model.device.type,
-        settings=settings,
-        reference=features,
-        keep_texts=save_texts,
-    )
+
+    def drawn(first: int, count: int, K: int) -> list[Sample]:
+        return draw(first, count, K) if K or real is None else real[first : first + count]
+
+    more: dict[str, Any] = {"device": model.device.type, "reference": features, "keep_texts": save_texts}
+    swept = partial(sweep, drawn, points_at, texts, by, _codec(model), out, batch=batch, settings=settings, **more)
     points: list[TextPoint] = show.sweeping(swept, len(points_at), texts, lambda point: f"{point.steps} steps")
-    said = f"{texts:,} texts, {order or 'the default'} order; judge {by.name}" + (
-        "" if features is not None or not real else "; MAUVE: not installed"
-    )
+    missing = "; MAUVE: not installed" if real and features is None else ""
+    said = f"{texts:,} texts, {order or 'the default'} order; judge {by.name}{missing}"
     found = {"judge": by.name, "points": [point.as_dict() for point in points]}
-    return Measured(found, lambda: tables.points(points, said, out))
-
-
-def _sha256(text: str) -> str:
-    return hashlib.sha256(text.encode()).hexdigest()
+    return (found, lambda: tables.points(points, said, out))
 
 
 def _orders(
@@ -251,7 +229,7 @@ def _orders(
         raise ValueError("a causal model knows one order only, left to right: expected pgm or mdlm")
     network, corpus, asked = model.network, corpora[0], _steps(model, steps, length)
     check_positive(samples=samples, texts=texts)
-    by = None if judge is None else show.loading_judge(judge, model.device)
+    by = None if judge is None else _loaded(judge, model)
     sizes: dict[str, Any] = {"sequences": sequences, "batch": batch, "seed": seed, "pad": corpus.pad}
     rows: list[tuple[str, int, Likelihood, TextPoint]] = []
     for order in NAMES:
@@ -261,7 +239,7 @@ def _orders(
                 K = min(K, tokens.shape[1])
                 return along(network, tokens, order, steps=K, samples=samples, counted=counted, seed=own)
 
-            with _bar(f"{order}, {K} steps", min(sequences, len(corpus.rows)) + texts) as advance:
+            with show.bar(f"{order}, {K} steps", min(sequences, len(corpus.rows)) + texts) as advance:
                 if order == "random" and corpus.rows.length <= K:  # the same, with less noise
                     bound = likelihood(network, corpus.rows, samples=samples, on_batch=advance, **sizes)
                 else:
@@ -273,7 +251,7 @@ def _orders(
         {"order": order, "steps": K, "bound": bound.as_dict(), "samples": point.as_dict()}
         for order, K, bound, point in rows
     ]
-    return Measured({"orders": found}, lambda: tables.orders(rows))
+    return ({"orders": found}, lambda: tables.orders(rows))
 
 
 def _parallel(
@@ -292,10 +270,10 @@ def _parallel(
         raise ValueError("--counts are settled by --draft: expected no --counts with --what parallel")
     check_positive(texts=texts, batch=batch)
     sizes, orders = numbers("draft", draft, int, "4,8,16"), ["random", "strands"] if order is None else [order]
-    with _bar("drafts and checks", len(sizes) * len(orders) * texts) as advance:
+    with show.bar("drafts and checks", len(sizes) * len(orders) * texts) as advance:
         settings: dict[str, Any] = {"texts": texts, "length": length, "batch": batch, "seed": seed, **how}
         found = list(parallel(model, orders, sizes, on_batch=advance, **settings))
-    return Measured({"parallel": [one.as_dict() for one in found]}, lambda: tables.parallel(found))
+    return ({"parallel": [asdict(one) for one in found]}, lambda: tables.parallel(found))
 
 
 def _leak(model: Model, corpora: list[TextSet], *, seed: int, sequences: int = 4) -> Measured:
@@ -314,7 +292,7 @@ def _leak(model: Model, corpora: list[TextSet], *, seed: int, sequences: int = 4
         tokens = corpora[0].rows.rows(spread(len(corpora[0].rows), sequences))
     with show.waiting("looking for leaks"):
         found = leak(model.network, tokens, vocab=vocab, seed=seed, **of_pictures)
-    return Measured(found.as_dict(), lambda: tables.leak(found))
+    return (found.as_dict(), lambda: tables.leak(found))
 
 
 def _variance(model: Model, corpora: list[TextSet], *, seed: int, pairs: int = 16, batch: int = 32) -> Measured:
@@ -324,11 +302,16 @@ def _variance(model: Model, corpora: list[TextSet], *, seed: int, pairs: int = 1
     valid = None if corpus.pad is None else tokens != corpus.pad
     found = []
     for name, objective in objectives_of(model.network).items():
-        with _bar(f"gradients: {name}", pairs) as advance:
+        with show.bar(f"gradients: {name}", pairs) as advance:
             how: dict[str, Any] = {"pairs": pairs, "seed": seed, "valid": valid, "on_pair": advance}
             found.append(gradient_variance(model.network, tokens, objective, name, **how))
     said = f"{pairs} pairs of gradients of one batch of {len(tokens)} x {tokens.shape[1]} tokens"
-    return Measured({"objectives": [one.as_dict() for one in found]}, lambda: tables.variances(found, said))
+    return ({"objectives": [one.as_dict() for one in found]}, lambda: tables.variances(found, said))
+
+
+def _loaded(name: str, model: Model) -> Judge:
+    with show.waiting(f"loading the judge {name}"):
+        return read_judge(name, device=model.device)
 
 
 def _codec(model: Model) -> Any:

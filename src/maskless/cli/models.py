@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 from rich.table import Table
@@ -21,7 +21,7 @@ TEXT = (
 
 TRY = {  # a line to copy; the settings are each model's own
     "stories": "maskless generate stories",
-    "stories-fast": "maskless generate stories-fast",
+    "stories-ar": "maskless generate stories-ar",
     "stories-mdlm": "maskless generate stories-mdlm",
     "cifar10": "maskless generate cifar10 --label ship --label horse --out new.png",
 }
@@ -60,7 +60,10 @@ def models(
 
 def demo(
     model: Annotated[str, typer.Option(help="What writes: a shipped model, or a folder.")] = "stories",
-    rival: Annotated[str, typer.Option(help="What it races against.")] = "stories-mdlm",
+    rival: Annotated[
+        list[str] | None,
+        typer.Option(help="What it races against; may be repeated. Default: stories-ar, stories-mdlm."),
+    ] = None,
     pictures: Annotated[str, typer.Option(help="What draws.")] = "cifar10",
     prompt: Annotated[str, typer.Option(help="What the story begins with.")] = "Once upon a time",
     text: Annotated[str, typer.Option(help="Text with gaps of so many tokens.", show_default=False)] = TEXT,
@@ -74,7 +77,7 @@ def demo(
     """
     from maskless import demo as shown
 
-    models = {"model": model, "rival": rival, "drawing": pictures}
+    models: dict[str, Any] = {"model": model, "drawing": pictures, "rivals": rival or ["stories-ar", "stories-mdlm"]}
     shown.show(show.out, **models, prompt=prompt, text=text, picture=to, seed=seed, device=device)
 
 

@@ -19,7 +19,8 @@ from maskless.codec.vq import ImageCodec, PixelCodec, read_codec, to_pixels
 from maskless.data.image_pixels import decode, fit
 from maskless.data.image_prepare import prepare_images
 from maskless.files import write_aside
-from maskless.images import Picture, codec_of, fill_image, generate_images, grid_of
+from maskless.how import check_positive
+from maskless.images import Picture, codec_of, fill_image, generate_images, grid_of, pixels_of
 from maskless.shards import picture_file, write_pictures
 from maskless.terminal import say
 from maskless.train.processes import processes
@@ -39,11 +40,10 @@ def prepare(
         raise ValueError("these are pictures: expected --codec (a folder, or pixels:LEVELS[:CHANNELS]) and --size")
     device = device or ("cuda" if torch.cuda.is_available() else "cpu")
     large, encoder = device.startswith("cuda"), find_codec(codec).to(device)
-    with show.progress() as bar:
-        task = bar.add_task("encoding", total=None)
+    with show.bar("encoding") as move:
 
         def on_progress(done: int, total: int, skipped: int) -> None:
-            bar.update(task, completed=done, total=total, description=f"encoding, {done:,} pictures")
+            move(completed=done, total=total, description=f"encoding, {done:,} pictures")
 
         batch = 256 if large else 64
         made = prepare_images(inputs, to, encoder, size=size, batch=batch, on_progress=on_progress, **how)
@@ -98,16 +98,22 @@ def draw(
         raise ValueError("--resume, and several processes, go with a folder as --out, without --gif and --heat")
     to = check_files(out, folder=each, heat=heat, gif=gif)
     _check_noise(**how)
-    names = _in_turn([_class(model, name) for name in label], n) if label else None
+    names = [_class(model, name) for name in label] or None
+    if names and n is not None:
+        check_positive(n=n)
+        names = list(itertools.islice(itertools.cycle(names), n))
     count = len(names) if names else n
     if heat is not None and (count or 0) > pictures.MOST:
         raise ValueError(f"--heat of {count} pictures: expected {pictures.MOST} or fewer")
     if shared:
-        _draw_each(model, to, names, count, resume, **how)
+        with show.watching("drawing") as on_step:
+            number = write_pictures(model, to, names, count, resume=resume, on_step=on_step, **how)
+        if processes().is_main_process:
+            say(f"{to}: {number} pictures")
         return
     with show.watching("drawing") as on_step:
         drawn = generate_images(model, names, count, on_step=on_step, **how)
-    pixels = torch.stack([torch.from_numpy(np.atleast_3d(np.array(one.image))) for one in drawn])
+    pixels = pixels_of(drawn)
     titles = [one.label or "" for one in drawn] if model.classes else None
     if each:
         to.mkdir(exist_ok=True)
@@ -125,16 +131,6 @@ def draw(
         with show.waiting(f"writing {heat}"):
             pictures.order_heatmap(steps, heat, shape=grid_of(model), images=pixels, labels=titles)
     say(f"{to}: {len(drawn)} picture{'s' * (len(drawn) > 1)}")
-
-
-def _draw_each(
-    model: Model, to: Path, names: list[str | int] | None, count: int | None, resume: bool, **how: Any
-) -> None:
-    main = processes().is_main_process
-    with show.watching("drawing", shown=main) as on_step:
-        drawn = write_pictures(model, to, names, count, resume=resume, on_step=on_step, **how)
-    if main:
-        say(f"{to}: {drawn} pictures")
 
 
 def _film(model: Model, drawn: list[Picture], to: Path, titles: list[str] | None) -> None:
@@ -230,13 +226,6 @@ def _class(model: Model, label: str) -> str | int:
 def _check_noise(order: str = "halton", noise: float | None = None, **_: Any) -> None:
     if noise is not None and order != "confidence":
         raise ValueError(f"--noise is for --order confidence: the order is {order}")
-
-
-def _in_turn(names: list[str | int], n: int | None) -> list[str | int]:
-    """The names in turn, n in all; without n each of them once."""
-    if n is not None and n < 1:
-        raise ValueError(f"n {n} is out of range: expected 1 or more")
-    return names if n is None else list(itertools.islice(itertools.cycle(names), n))
 
 
 def _read(path: Path) -> np.ndarray:

@@ -7,9 +7,10 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from maskless.cli import show
+from maskless.cli.bench import CASE
 from maskless.cli.options import JSON, Given, Option, Options, with_tables
 from maskless.files import json_text
+from maskless.terminal import say
 
 if TYPE_CHECKING:
     from maskless.budget import Budget
@@ -18,10 +19,7 @@ SIZES: Options = {  # the fields of `TrainCase`, less the precision, and how lon
     "model": Option(str, "pgm (default), mdlm, mdlm-complementary, ar; pictures: maskgit."),
     "objective": Option(str, "pgm of text: chain (default without a recipe) or partition."),
     "context": Option(str, "pgm with two groups: full (default) or ordered."),
-    "layers": Option(int, "Layers in all. Default: 16."),
-    "encoder": Option(int, "pgm: encoder layers. Default: half."),
-    "width": Option(int, "Hidden size. Default: 768."),
-    "vocab": Option(int, "Vocabulary size. Default: 50257."),
+    **{name: CASE[name] for name in ("layers", "encoder", "width", "vocab")},
     "length": Option(int, "Tokens in a sequence. Default: 1024."),
     "batch": Option(int, "Global batch size. Default: 32."),
     "steps": Option(int, "Training steps."),
@@ -55,13 +53,10 @@ def plan(
         print(json_text(told, indent=1))
         return
     batch = f"{wanted.settings.batch} x {wanted.tokens} tokens"
-    lines = [
-        f"{wanted.case.name}, {_many(found.parameters)} parameters, on {gpus} x {kind.name}",
-        f"  {found.steps:,} steps of {batch}, {_many(found.tokens)} in all",
-        *(f"  {name:<10} {said}" for name, said in _told(found, gpus).items()),
-    ]
-    for line in lines:
-        show.out.print(line, highlight=False, markup=False, soft_wrap=True)
+    say(f"{wanted.case.name}, {_many(found.parameters)} parameters, on {gpus} x {kind.name}")
+    say(f"  {found.steps:,} steps of {batch}, {_many(found.tokens)} in all")
+    for name, said in _told(found, gpus).items():
+        say(f"  {name:<10} {said}")
 
 
 def _told(found: Budget, gpus: int) -> dict[str, str]:

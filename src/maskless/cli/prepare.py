@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
@@ -11,9 +11,6 @@ from maskless.cli import show
 from maskless.cli.checks import flag, launched_together
 from maskless.cli.options import DEVICE, TOKENIZER, Given, Option, Options, with_tables
 from maskless.terminal import say
-
-if TYPE_CHECKING:
-    from maskless.data.unpack import InputLimits
 
 TEXT: Options = {
     "tokenizer": Option(str, "gpt2, bert, bytes, a hub id, or a file."),
@@ -52,6 +49,7 @@ def prepare(
     maskless prepare photos/ --out data/photos --codec runs/codec --size 64
     """
     from maskless.codec.text import codec
+    from maskless.data.images import looks_like_images
     from maskless.data.unpack import InputLimits, in_bytes
 
     if launched_together():
@@ -59,7 +57,8 @@ def prepare(
     sizes = {"unpacked": max_unpacked, "line": text.get("max_line")}
     limits = InputLimits(**{name: in_bytes(size) for name, size in sizes.items() if size is not None})
     how: Given = {"valid": valid, "overwrite": overwrite, "limits": limits}
-    if "codec" in of_pictures or _are_images(inputs, limits):
+    local = [name for name in inputs if not name.startswith("hf:")]  # of the hub's data --codec says what they are
+    if "codec" in of_pictures or (local and looks_like_images(local, limits)):
         for name in text:
             raise ValueError(f"{flag(name)} is for text: these are pictures")
         from maskless.cli import pictures
@@ -75,14 +74,6 @@ def prepare(
     prepared = show.preparing(inputs, to, **{"length": 256} | encoding | text | how)
     splits = ", ".join(f"{s.rows:,} rows ({s.tokens:,} tokens) {name}" for name, s in prepared.splits.items())
     say(f"{to}: {splits}; vocabulary {prepared.vocab:,}, length {prepared.length}")
-
-
-def _are_images(inputs: list[str], limits: InputLimits) -> bool:
-    """Whether inputs are pictures; of the hub's data --codec says that."""
-    from maskless.data.images import looks_like_images
-
-    local = [name for name in inputs if not name.startswith("hf:")]
-    return bool(local) and looks_like_images(local, limits)
 
 
 def convert(

@@ -52,16 +52,15 @@ def reproduce(
 
     maskless reproduce table-6 --scale paper --processes 8 --yes
     """
-    from maskless.bench.case import at_least_1
+    from maskless.how import check_positive
     from maskless.paper.tables import table as find
-    from maskless.reproduce.jobs import Options
+    from maskless.reproduce.jobs import Options, scale
     from maskless.reproduce.plan import plan, sort_out
-    from maskless.reproduce.scale import scale
 
     if table is None:
         _list()
         return
-    at_least_1("processes", processes)
+    check_positive(processes=processes)
     if device is not None:
         os.environ["MASKLESS_DEVICE"] = device  # of the commands that it is made of
     named, at = find(table), scale(size)

@@ -33,6 +33,10 @@ def serve(
     max_steps: Annotated[int, typer.Option(help="Steps of a request.")] = 1024,
     timeout: Annotated[float, typer.Option(help="Seconds from a request's arrival to its end.")] = 60.0,
     device: DEVICE = None,
+    devices: Annotated[
+        str | None,
+        typer.Option(help="Several, with a process for each: 0,1 or cuda:0,cuda:1 or cpu,cpu.", metavar="LIST"),
+    ] = None,
 ) -> None:
     """Serve a live page and an API, on this machine only unless you say otherwise.
 
@@ -40,30 +44,46 @@ def serve(
 
     maskless serve runs/my --mdlm runs/my-mdlm --pictures runs/digits
 
+    maskless serve runs/my --devices 0,1,2,3
+
     curl localhost:8000/v1/fill --json '{"text": "The \\[8] sat on \\[12].", "steps": 16}'
     """
     with show.waiting("starting"):
         from maskless.serve.host import Limits
         from maskless.serve.run import Address, load
         from maskless.serve.run import serve as listen
+        from maskless.serve.workers import Worker, devices_of, supervise
 
-    limits = Limits(length=max_length, steps=max_steps, batch=batch, queue=queue, seconds=timeout)
     address = Address(host=host, port=port, key=api_key)
+    chosen = [] if devices is None else devices_of(devices)
+    part = -(-queue // max(1, len(chosen)))  # all workers together hold the limit
+    limits = Limits(length=max_length, steps=max_steps, batch=batch, queue=part, seconds=timeout)
     named = [source for source in (model, mdlm, ar, pictures) if source is not None]
     named = named or shipped_models()
+
+    def opened(page: str, where: list[str]) -> None:
+        say(f"{page}  ({', '.join(where)}; Ctrl-C stops)")
+        if not address.local and api_key is None:
+            show.err.print("Anyone who reaches this machine can use it: give an --api-key.", highlight=False)
+
+    worker = Worker.here()
+    if chosen and worker is None:
+        if device is not None:
+            raise ValueError(f"device {device} and devices {devices} contradict: expected one of them")
+        raise typer.Exit(supervise(chosen, address, lambda page: opened(page, chosen), show.note))
+
     line = ExitStack()
     line.enter_context(show.waiting(f"loading {', '.join(named)}"))
 
     def ready(page: str) -> None:
         line.close()
-        names = ", ".join(one.name for one in hosts)
-        say(f"{page}  ({names}; Ctrl-C stops)")
-        if not address.local and api_key is None:
-            show.err.print("Anyone who reaches this machine can use it: give an --api-key.", highlight=False)
+        if worker is None:
+            opened(page, [one.name for one in hosts])
 
     with line:
         hosts = load(named, limits, device=device)
-        listen(hosts, limits, address, ready=ready)
+        listener, share = (None, None) if worker is None else (worker.listener(), worker.share)
+        listen(hosts, limits, address, ready=ready, listener=listener, share=share)
 
 
 def shipped_models() -> list[str]:

@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import shlex
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from rich.panel import Panel
-from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Table
 from rich.text import Text
 
+from maskless import terminal
 from maskless.cli import entry
 from maskless.terminal import Screen, say
 from maskless.train.report import or_unknown
@@ -22,7 +22,6 @@ if TYPE_CHECKING:
     from maskless.data.tokens import Prepared
     from maskless.drafts import Step
     from maskless.evaluate.images import ImageQuality
-    from maskless.evaluate.judge import Judge
     from maskless.train.run import RunConfig
 
 P = TypeVar("P")
@@ -49,25 +48,16 @@ def loading(source: str | Path, **how: Any) -> Model:
         return api.load(source, **how)
 
 
-def loading_judge(name: str, device: Any) -> Judge:
-    """A causal language model, as `evaluate.judge` finds it."""
-    from maskless.evaluate.judge import judge
-
-    with waiting(f"loading the judge {name}"):
-        return judge(name, device=device)
-
-
 def preparing(inputs: list[str], to: Path, **how: Any) -> Prepared:
     """Prepare with a progress bar."""
     from maskless.data.prepare import prepare
     from maskless.data.tokens import open_tokens
 
-    with progress() as bar:
-        task = bar.add_task("preparing", total=None)
+    with bar("preparing") as move:
 
         def show(done: int, total: int, tokens: int) -> None:
             what = f"tokenising, {tokens / 1e6:,.1f} M tokens" if tokens else "preparing"
-            bar.update(task, completed=done, total=total, description=what)
+            move(completed=done, total=total, description=what)
 
         prepare(inputs, to, on_progress=show, **how)
     return open_tokens(to)
@@ -113,54 +103,42 @@ def qualities(found: ImageQuality) -> None:
     say(described(found))
 
 
-def progress(shown: bool = True) -> Progress:
-    columns = (
-        TextColumn("{task.description}"),
-        BarColumn(),
-        TextColumn("{task.percentage:>3.0f}%"),
-        TimeRemainingColumn(),
-    )
-    return Progress(*columns, console=err, transient=True, disable=not (shown and err.is_terminal))
-
-
-@contextmanager
-def bar(what: str, total: int, shown: bool = True) -> Iterator[Callable[[int], None]]:
-    with progress(shown) as drawn:
-        task = drawn.add_task(what, total=total)
-        yield lambda amount: drawn.advance(task, amount)
+def bar(what: str, total: int | None = None) -> AbstractContextManager[Callable[..., None]]:
+    """A bar on stderr, and what moves it."""
+    return terminal.bar(err, what, total)
 
 
 def sweeping(sweep: Callable[..., Iterable[P]], points: int, samples: int, named: Callable[[P], str]) -> list[P]:
     """All points of a sweep, with a bar: each takes so many samples, of which every process draws its share."""
     from accelerate import PartialState
 
-    state = PartialState()
     found: list[P] = []
-    share = -(-samples // state.num_processes)
-    with progress(shown=state.is_main_process) as drawn:
-        task = drawn.add_task("drawing", total=share * points)
+    share, drawn = -(-samples // PartialState().num_processes), 0
+    with bar("drawing", share * points) as move:
 
         def on_batch(amount: int) -> None:
-            drawn.advance(task, amount)
-            if drawn.tasks[0].completed >= share * (len(found) + 1):
-                drawn.update(task, description="measuring what was drawn")
+            nonlocal drawn
+            drawn += amount
+            move(amount)
+            if drawn >= share * (len(found) + 1):
+                move(description="measuring what was drawn")
 
-        for done, point in enumerate(sweep(on_batch=on_batch), 1):
+        for point in sweep(on_batch=on_batch):
             found.append(point)
-            drawn.update(task, completed=share * done, description=f"drawing; {named(point)} done")
+            drawn = share * len(found)
+            move(completed=drawn, description=f"drawing; {named(point)} done")
     return found
 
 
 @contextmanager
-def watching(what: str, marks: frozenset[int] = frozenset(), *, shown: bool = True) -> Iterator[Callable[[Step], None]]:
+def watching(what: str, marks: frozenset[int] = frozenset()) -> Iterator[Callable[[Step], None]]:
     """A bar that counts tokens as steps decide them, but for those that are no text."""
-    with progress(shown) as bar:
-        task = bar.add_task(what, total=None)
+    with bar(what) as move:
         count = 0
 
         def on_step(step: Step) -> None:
             nonlocal count
             count += sum(token not in marks for token in step.tokens.tolist())
-            bar.update(task, description=f"{what}: step {step.number + 1}, {count:,} tokens")
+            move(description=f"{what}: step {step.number + 1}, {count:,} tokens")
 
         yield on_step

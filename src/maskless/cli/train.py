@@ -1,17 +1,23 @@
-"""The command `train`: a model from your own text or pictures."""
+"""The commands `train`, `train-codec` and `distill`: a model of your own data, a codec for images, a faster model."""
 
 from __future__ import annotations
 
+import dataclasses
 import math
 import shlex
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
+from rich.table import Table
 
-from maskless.cli import show
-from maskless.cli.options import DEVICE, Given, Option, Options, with_tables
+from maskless.cli import entry, show
+from maskless.cli.evaluate import FEATURES
+from maskless.cli.options import DEVICE, JSON, TOKENIZER, Given, Option, Options, with_tables
+from maskless.files import json_text
 from maskless.terminal import say
+from maskless.train.report import or_unknown
 
 if TYPE_CHECKING:
     from maskless.train.config import Settings
@@ -70,6 +76,51 @@ DATA: Options = {  # fields of `Request`
     "tokenizer": Option(str, "With --text: gpt2, bert, bytes, or a file."),
     "length": Option(int, "With --text: tokens in a sequence."),
 }
+CODEC_SIZES: Options = {  # the factor, and fields of `VQConfig`
+    "factor": Option(int, "Pixels along a side of a token: 2, 4 (default) or 8."),
+    "codes": Option(int, "Codebook size. Default: 1024."),
+    "code_width": Option(int, "Code dimension. Default: 8."),
+    "width": Option(int, "Base channels, a multiple of 32. Default: 128 on CUDA, else 32."),
+    "latent": Option(int, "Latent channels. Default: 256 on CUDA, else 64."),
+    "blocks": Option(int, "Residual blocks at each resolution. Default: 2."),
+}
+CODEC_TRAINING: Options = {  # fields of `CodecConfig`
+    "size": Option(int, "Cut images to squares of so many pixels. Default: as the first is, 64 at most."),
+    "minutes": TRAINING["minutes"],
+    "steps": Option(int, "Training steps. Default: 20,000 on CUDA, else 500."),
+    "batch": Option(int, "Batch size. Default: 64 on CUDA, else 16."),
+    "learning_rate": Option(float, "Learning rate. Default: 3e-4 on CUDA, else 1e-3.", "--lr"),
+    "adversarial": Option(float, "Weight of the adversarial loss; 0: none."),
+    "adversarial_start": Option(float, "The share of the run before it begins."),
+    "entropy": Option(float, "Weight of the entropy loss: sure latents, evenly used codes. Default: 0."),
+    "multiscale": Option(float, "Weight of the multi-scale loss."),
+    "revive_after": Option(int, "Reset a code that so many batches did not use; 0: never."),
+    "flip": Option(bool, "Random horizontal flips."),
+} | {name: TRAINING[name] for name in ("ema", "seed", "evaluate_every", "save_every", "log_every", "keep")}
+
+JUDGE: Options = {  # by which reconstructions are judged at the end
+    "features": Option(str, "For rFID: the file of a feature network, or torch-fidelity. Default: none."),
+    "feature_input": FEATURES["feature_input"],
+}
+DISTILLING: Options = {  # fields of `DistillConfig`
+    "rounds": Option(int, "Each halves the sampling steps. Default: 3."),
+    "teacher_steps": Option(int, "Sampling steps of the first teacher. Default: one for each token."),
+    "ratio": Option(int, "Teacher's steps for one of the student. Default: 2."),
+    "loss": Option(str, "Distillation loss: kl-backward (default), kl-forward or tv."),
+    "groups": Option(str, "one (the paper's), or two: both groups teach. Default: two for pgm."),
+}
+OF_THE_MODEL = ("model", "objective", "orders", "weights", "initial", "label_dropout")  # settled by the teacher
+ROUND: Options = {name: option for name, option in TRAINING.items() if name not in OF_THE_MODEL} | {
+    "steps": Option(int, "Training steps. Default: 10,000.", "--steps-per-round"),
+    "minutes": Option(float, "Time budget: wall time of a round.", "--minutes-per-round"),
+    "batch": Option(int, "Global batch size. Default: 128."),
+    "learning_rate": Option(float, "Learning rate. Default: 3e-4.", "--lr"),
+    "warmup": Option(int, "Warm-up steps, in each round."),
+    "decay": Option(str, "Learning-rate schedule in each round: constant (default) or cosine."),
+    "ema": Option(float, "EMA decay; the averaged weights teach the next round."),
+    "fsdp": Option(bool, "Shard the student's weights over processes.", "--fsdp"),
+    "keep": Option(int, "Checkpoints kept on disk, of each round."),
+}
 RESUME = Annotated[bool, typer.Option("--resume", help="Resume the run in --out.")]
 
 
@@ -103,6 +154,112 @@ def train(
         return
     with run_folder(to):
         show.training(to, resumed(to, request) if again else configure(to, request, show.preparing))
+
+
+@with_tables
+def train_codec(
+    *,
+    to: Annotated[Path, typer.Option("--out", help="The run's folder; the codec is made in OUT/codec.")],
+    images: Annotated[
+        list[str] | None,
+        typer.Option(help="A folder or an archive of images, arrays, CIFAR-10, or hf:NAME; may be repeated."),
+    ] = None,
+    recipe: Annotated[str | None, typer.Option(help="Sizes and training by name, such as cifar10-codec.")] = None,
+    resume: RESUME = False,
+    sizes: Annotated[Given, CODEC_SIZES],
+    training: Annotated[Given, CODEC_TRAINING],
+    judge: Annotated[Given, JUDGE],
+    device: DEVICE = None,
+    as_json: JSON = False,
+) -> None:
+    """Train an image tokenizer on your own images.
+
+    maskless train-codec --images photos --size 64 --factor 4 --codes 1024 --out runs/codec --minutes 10
+    """
+    with show.waiting("starting"):
+        from maskless.evaluate import inception
+        from maskless.recipes import recipe as find
+        from maskless.train import codec
+        from maskless.train.setup import run_folder
+
+    if recipe:
+        known = find(recipe, "train-codec")
+        sizes, training = known.network | sizes, known.train | training
+    if "factor" in sizes:
+        training["factor"] = sizes.pop("factor")
+    if "feature_input" in judge and "features" not in judge:
+        raise ValueError("--feature-input is of a feature network: expected --features beside it")
+    name, takes = judge.get("features"), judge.get("feature_input")
+    features = None if name is None else inception.features(name, input=takes, device=codec.find_device())
+    again = resume and goes_on(to, "run.json", images, "--images")
+    make = partial(codec.resumed if again else codec.configure, to, images or [], codec=sizes, **training)
+    if again and not as_json and is_finished("train-codec", to, make(), "codec"):
+        return
+    with run_folder(to, together=False):
+        config = make()
+        summary = codec.train_codec(to, config, show.err, features=features, begun=entry.begun)
+    if as_json:
+        fields = {"steps": summary.steps, "seconds": summary.seconds, "images_per_second": summary.images_per_second}
+        print(json_text(fields | dataclasses.asdict(summary.quality)))
+        return
+    say(f"{codec.described(summary.quality)}\ncodec: {to / 'codec'}   picture: {to / 'reconstructions.png'}")
+    if features is None:
+        say("rFID, which no FID of a model with this codec gets below: train-codec --resume --features FILE")
+
+
+@with_tables
+def distill(
+    *,
+    to: Annotated[Path, typer.Option("--out", help="The folder to make; each student is in OUT/round-1, ...")],
+    model: Annotated[
+        str | None, typer.Argument(help="A model folder, a run folder, a hub id, or a released checkpoint file.")
+    ] = None,
+    data: Annotated[Path | None, typer.Option(help="A prepared folder with the model's vocabulary.")] = None,
+    resume: RESUME = False,
+    how: Annotated[Given, DISTILLING],
+    training: Annotated[Given, ROUND],
+    tokenizer: TOKENIZER = None,
+    device: DEVICE = None,
+    as_json: JSON = False,
+) -> None:
+    """Teach a model to do in one step what it does in two, round after round.
+
+    maskless distill runs/my --data runs/my/data --out runs/my-fast --teacher-steps 64 --rounds 3
+
+    maskless distill --out runs/my-fast --resume
+    """
+    with show.waiting("starting"):
+        from maskless.data.image_tokens import holds_images
+        from maskless.train import distill_run
+        from maskless.train.processes import processes
+        from maskless.train.setup import run_folder
+
+    again = resume and goes_on(to, distill_run.CONFIG, model or data, "MODEL and --data")
+    asked = distill_run.DistillRequest(source=model, data=data, tokenizer=tokenizer, how=how, train=training)
+    done = distill_run.finished(to, distill_run.resumed(to, asked)) if again else None
+    if done is None:
+        with run_folder(to):
+            with show.waiting("setting up"):
+                config = (distill_run.resumed if again else distill_run.begin)(to, asked)
+            done = distill_run.distill(to, config, show.err)
+    elif not as_json and processes().is_main_process:
+        more = shlex.join(["maskless", "distill", "--out", str(to), "--resume", "--rounds", str(len(done) + 1)])
+        say(f"{to} is finished, after {len(done)} rounds; go on with more of them: {more}")
+        return
+    if not processes().is_main_process:
+        return
+    if as_json:
+        print(json_text([dataclasses.asdict(each) for each in done]))
+        return
+    table = Table("round", "sampling steps", "steps", "seconds", "validation perplexity (bound)")
+    for each in done:
+        measured = f"{each.perplexity:.2f} ± {or_unknown(each.perplexity_error, '.2f')}"
+        table.add_row(str(each.round), f"{each.sampling_steps:g}", f"{each.steps:,}", f"{each.seconds:,.0f}", measured)
+    show.out.print(table)
+    last = max(1, round(done[-1].sampling_steps))
+    tried = f"maskless generate {shlex.quote(str(to))} --steps {last}" + " --out new.png" * holds_images(config.data)
+    students = f"students: {to}/round-1 to round-{len(done)}" if len(done) > 1 else f"student: {to}/round-1"
+    say(f"{students}   try: {tried}")
 
 
 def is_finished(command: str, folder: Path, settings: Settings, model: str) -> bool:

@@ -249,6 +249,11 @@ class Template:
     known: list[bool]
     spaced: list[int]
 
+    def behind(self, before: list[int]) -> Template:
+        """The same behind other tokens."""
+        n = len(before)
+        return Template([*before, *self.tokens], [True] * n + self.known, [n + i for i in self.spaced])
+
 
 def _pieces(template: str, longest: int) -> Iterator[str | int]:
     """Stretches of given text and lengths of gaps, by turns: text, gap, text, ..., text."""

@@ -13,7 +13,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
-from functools import partial
+from functools import cached_property, partial
 from pathlib import Path, PurePosixPath
 from typing import IO, Any, NamedTuple
 
@@ -69,8 +69,18 @@ class Store(ABC):
     def walk(self) -> Iterator[str]: ...  # the names of visible files, folders joined by /
     @abstractmethod
     def open(self, name: str) -> IO[bytes]: ...
-    @abstractmethod
-    def each(self) -> Iterator[tuple[str, Callable[[], bytes]]]: ...  # names and what reads them, now or later
+
+    def each(self) -> Iterator[tuple[str, Callable[[], bytes]]]:
+        """The names of files and what reads them, now or later."""
+        return ((name, partial(self.read, name)) for name in self.walk())
+
+    def read(self, name: str) -> bytes:
+        """All that is in a picture file; a ValueError about one that cannot be read."""
+        try:
+            with self.open(name) as stream:
+                return _checked(stream.read(AT_ONCE + 1))
+        except (zipfile.BadZipFile, zlib.error, EOFError, OSError, RuntimeError, NotImplementedError) as error:
+            raise ValueError(getattr(error, "strerror", None) or str(error)) from error
 
 
 def _visible(name: str) -> bool:
@@ -104,23 +114,9 @@ class Folder(Store):
     def open(self, name: str) -> IO[bytes]:
         return (self.path / name).open("rb")
 
-    def read(self, name: str) -> bytes:
-        try:
-            with self.open(name) as stream:
-                return contents(stream)
-        except OSError as error:
-            raise ValueError(error.strerror or str(error)) from error
-
-    def each(self) -> Iterator[tuple[str, Callable[[], bytes]]]:
-        return ((name, partial(self.read, name)) for name in self.walk())
-
-
-def contents(stream: IO[bytes]) -> bytes:
-    """All that is in a picture file; one that no picture can be as long as is a ValueError."""
-    return _checked(stream.read(AT_ONCE + 1))
-
 
 def _checked(data: bytes) -> bytes:
+    """What was read of a picture file; a ValueError if no picture can be as long."""
     if len(data) > AT_ONCE:
         raise ValueError(f"longer than {in_words(AT_ONCE)}, which no picture is")
     return data
@@ -176,33 +172,20 @@ class Tar(Store):
 class Zip(Store):
     """The files of a zip archive, sorted."""
 
-    def _open(self) -> zipfile.ZipFile:
-        archive = zipfile.ZipFile(self.path)
+    @cached_property
+    def archive(self) -> zipfile.ZipFile:
+        archive = zipfile.ZipFile(self.path)  # open as long as someone may read from it
         if sum(each.file_size for each in archive.infolist()) > self.most():
             raise too_much(self.path, self.most())
         return archive
 
     def walk(self) -> Iterator[str]:
-        with whole(self.path), self._open() as archive:
-            yield from sorted(i.filename for i in archive.infolist() if not i.is_dir() and _visible(i.filename))
+        with whole(self.path):
+            names = (each.filename for each in self.archive.infolist() if not each.is_dir())
+        yield from sorted(filter(_visible, names))
 
     def open(self, name: str) -> IO[bytes]:
-        with whole(self.path):
-            return self._open().open(name)
-
-    def each(self) -> Iterator[tuple[str, Callable[[], bytes]]]:
-        with whole(self.path):
-            archive = self._open()  # open as long as someone may read from it
-        for name in self.walk():
-            yield name, partial(self._read, archive, name)
-
-    @staticmethod
-    def _read(archive: zipfile.ZipFile, name: str) -> bytes:
-        try:
-            with archive.open(name) as stream:
-                return contents(stream)
-        except (zipfile.BadZipFile, zlib.error, EOFError, OSError, RuntimeError, NotImplementedError) as error:
-            raise ValueError(str(error)) from error
+        return self.archive.open(name)
 
 
 def store(path: Path, limits: InputLimits = LIMITS) -> Store | None:

@@ -7,9 +7,8 @@ Pixels are uint8: (H, W) grey, or (H, W, 3) red, green and blue.
 from __future__ import annotations
 
 import io
-import struct
 import warnings
-import zlib
+from contextlib import suppress
 
 import numpy as np
 from PIL import Image, ImageOps, UnidentifiedImageError
@@ -17,34 +16,12 @@ from PIL import Image, ImageOps, UnidentifiedImageError
 from maskless.terminal import first_line
 
 FILTER = "bilinear"
-FILTERS = {
-    "bilinear": Image.Resampling.BILINEAR,
-    "bicubic": Image.Resampling.BICUBIC,
-    "lanczos": Image.Resampling.LANCZOS,
-    "box": Image.Resampling.BOX,
-}
+FILTERS = {name: Image.Resampling[name.upper()] for name in ("bilinear", "bicubic", "lanczos", "box")}
 FORMATS = ("JPEG", "PNG", "BMP", "WEBP", "GIF", "TIFF", "PPM")  # by content; others run programs (EPS: Ghostscript)
 LARGEST = 1 << 26  # pixels of a picture after resizing: a thread of a picture would grow without bound
 
 # `decode` refuses such a picture itself. Once for all: it runs in threads, which share the list of filters.
 warnings.simplefilter("ignore", Image.DecompressionBombWarning)
-
-# What Pillow's readers are known to raise on damaged files.
-_DAMAGE = (
-    OSError,
-    ValueError,
-    SyntaxError,
-    EOFError,
-    LookupError,
-    TypeError,
-    OverflowError,
-    AttributeError,
-    NotImplementedError,
-    struct.error,
-    zlib.error,
-    Image.DecompressionBombError,
-)
-_ORIENTATION = 0x0112
 
 
 def decode(data: bytes) -> np.ndarray:
@@ -61,19 +38,15 @@ def decode(data: bytes) -> np.ndarray:
             if limit and picture.width * picture.height > limit:  # Pillow raises from twice that
                 raise ValueError(f"{picture.width}x{picture.height} pixels: above Pillow's limit of {limit:,}")
             picture.load()
-            return eight_bits(_upright(picture))
+            with suppress(Exception):  # the metadata may be damaged where the picture is not
+                ImageOps.exif_transpose(picture, in_place=True)
+            return eight_bits(picture)
     except UnidentifiedImageError as error:
         raise ValueError("not a picture that Pillow can read") from error
-    except _DAMAGE as error:
+    except MemoryError:
+        raise
+    except Exception as error:  # Pillow's readers raise a dozen kinds about damaged files
         raise ValueError(first_line(error)) from error
-
-
-def _upright(picture: Image.Image) -> Image.Image:
-    try:
-        turned = picture.getexif().get(_ORIENTATION, 1) != 1
-        return ImageOps.exif_transpose(picture) if turned else picture
-    except _DAMAGE:
-        return picture  # the metadata is damaged, the picture is not
 
 
 def eight_bits(picture: Image.Image) -> np.ndarray:

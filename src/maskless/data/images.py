@@ -18,21 +18,8 @@ from pathlib import Path
 
 import numpy as np
 
-from maskless.data import image_arrays, image_hub, sources
-from maskless.data.image_files import (
-    PICTURES,
-    TARS,
-    UNLABELLED,
-    Entry,
-    Folders,
-    ImageSource,
-    Store,
-    Zip,
-    is_picture,
-    single,
-    store,
-    tree,
-)
+from maskless.data import hub, image_arrays, image_files, sources
+from maskless.data.image_files import PICTURES, TARS, Entry, ImageSource, Store, is_picture
 from maskless.data.image_pixels import FILTER, check_fit, fit
 from maskless.data.split import VALID, share_of, side_of
 from maskless.data.unpack import LIMITS, InputLimits
@@ -90,7 +77,7 @@ class Images:
         for source in self.sources:
             numbers = [labels[name] for name in source.classes]
             for entry in source.entries():
-                label = numbers[entry.label] if numbers else UNLABELLED
+                label = numbers[entry.label] if numbers else image_files.UNLABELLED
                 split = entry.split if own else None
                 if split is None:
                     split, unit = side_of(unit, share), unit + 1
@@ -183,11 +170,11 @@ def _is_hub(given: str | Path) -> bool:
 
 def _resolve(given: str | Path, limits: InputLimits) -> ImageSource:
     if isinstance(given, str) and _is_hub(given):
-        return image_hub.dataset(given.removeprefix("hf:"))
+        return hub.pictures(given.removeprefix("hf:"))
     path = Path(given)
     if not path.exists():
         raise ValueError(f"{given}: no such file or folder; expected {_EXPECTED}")
-    files = store(path, limits)
+    files = image_files.store(path, limits)
     read = partial(_recognise, files) if files else _reader(path, limits)
     if read is None:
         raise ValueError(f"{given}: no pictures in this kind of file; expected {_EXPECTED}")
@@ -199,10 +186,10 @@ def _reader(path: Path, limits: InputLimits) -> Callable[[], ImageSource] | None
     if image_arrays.is_idx(path.name):
         return partial(image_arrays.idx_file, path, limits)
     if path.suffix == ".npz":
-        return lambda: image_arrays.arrays(Zip(path, limits), list(Zip(path, limits).walk()))
+        return lambda: image_arrays.arrays(image_files.Zip(path, limits), list(image_files.Zip(path, limits).walk()))
     if path.suffix == ".npy":
         return partial(image_arrays.npy_file, path)
-    return partial(single, path) if is_picture(path.name) else None
+    return partial(image_files.single, path) if is_picture(path.name) else None
 
 
 def _cifar(name: str, suffix: str) -> bool:
@@ -211,7 +198,7 @@ def _cifar(name: str, suffix: str) -> bool:
 
 def _recognise(files: Store) -> ImageSource:
     """What a folder or an archive holds, by the names of its files."""
-    folders, special = Folders(), list[str]()
+    folders, special = image_files.Folders(), list[str]()
     for name in files.walk():  # once: for an archive this unpacks all of it
         if is_picture(name):
             folders[tuple(name.split("/")[:-1])] += 1
@@ -225,16 +212,16 @@ def _recognise(files: Store) -> ImageSource:
         return image_arrays.idx(files, special)
     if image_arrays.npy_pairs(special):
         return image_arrays.arrays(files, special)
-    return tree(files, folders)
+    return image_files.tree(files, folders)
 
 
 def _has_pictures(given: str | Path, limits: InputLimits) -> bool:
     if isinstance(given, str) and _is_hub(given):
-        return image_hub.has_images(given.removeprefix("hf:"))
+        return hub.has_images(given.removeprefix("hf:"))
     path = Path(given)
     if not path.exists():
         return False
-    files = store(path, limits)
+    files = image_files.store(path, limits)
     if files is None:
         return _reader(path, limits) is not None
     texts = 0

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from fractions import Fraction
 from pathlib import Path
-from typing import ClassVar, Protocol
+from typing import ClassVar
 
 import numpy as np
 
@@ -31,17 +31,6 @@ def _side(chunk: Chunk, valid: Fraction) -> str:
 # Layouts: documents in, rows out
 
 
-class Rows(Protocol):
-    """The rows of one split before they go to disk."""
-
-    whole: ClassVar[bool]  # a document stays on one side of the split
-
-    def add(self, ids: Sequence[int], text: str) -> None: ...  # the next part of a document
-    def end(self) -> None: ...  # the document ends
-    def take(self) -> np.ndarray: ...  # all rows that are complete, (n, L)
-    def index(self) -> SplitIndex: ...  # what was taken in all
-
-
 def _special(codec: TextCodec, layout: str, name: str) -> int:
     token: int | None = getattr(codec, name)
     if token is None:
@@ -52,7 +41,7 @@ def _special(codec: TextCodec, layout: str, name: str) -> int:
 class Packed:
     """Documents, each followed by eos, end to end; what does not fill a row at the end is dropped."""
 
-    whole: ClassVar[bool] = False
+    whole: ClassVar[bool] = False  # a document stays on one side of the split
 
     def __init__(self, codec: TextCodec, length: int) -> None:
         self.codec, self.width = codec, length
@@ -61,16 +50,19 @@ class Packed:
         self.rows = self.tokens = self.bytes = 0
 
     def add(self, ids: Sequence[int], text: str) -> None:
+        """The next part of a document."""
         self.waiting += ids
         self.bytes += len(text.encode())
 
     def end(self) -> None:
+        """The document ends."""
         self.waiting.append(self.eos)
 
     def frame(self, body: np.ndarray) -> np.ndarray:
         return body
 
     def take(self) -> np.ndarray:
+        """All rows that are complete.  -> (n, L)"""
         count = len(self.waiting) // self.width
         used = count * self.width
         rows = self.frame(np.array(self.waiting[:used], dtype=np.int64).reshape(count, self.width))
@@ -80,6 +72,7 @@ class Packed:
         return rows
 
     def index(self) -> SplitIndex:
+        """What was taken in all."""
         if not self.rows:
             raise ValueError(f"{len(self.waiting):,} tokens, and a row needs {self.width:,}")
         dropped = len(self.codec.decode(self.waiting).encode())
@@ -138,6 +131,7 @@ class Padded:
         return SplitIndex(rows=self.rows, tokens=self.tokens, bytes=self.bytes)
 
 
+Rows = Packed | Padded
 LAYOUTS: dict[str, Callable[[TextCodec, int], Rows]] = {"packed": Packed, "wrapped": Wrapped, "padded": Padded}
 
 

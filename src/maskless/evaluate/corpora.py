@@ -36,12 +36,8 @@ class TextSet:
 
     def characters_per_byte(self) -> float:
         """Of the text of some rows: 1 for plain English, less for other scripts."""
-        texts = [text.replace("\ufffd", "") for text in self.texts(256)]
+        texts = [sample.text.replace("\ufffd", "") for sample in self.samples(256)]
         return sum(map(len, texts)) / max(1, sum(len(text.encode()) for text in texts))
-
-    def texts(self, sequences: int) -> list[str]:
-        """The text of evenly spread rows."""
-        return [sample.text for sample in self.samples(sequences)]
 
     def samples(self, sequences: int) -> list[Sample]:
         """Evenly spread rows, to be measured as if a model had drawn them."""

@@ -1,5 +1,8 @@
 """Generative perplexity: what a judge thinks of a model's samples, always beside how varied they are and how fast.
 
+A low perplexity under a judge is easily had by repeating oneself: no figure of that kind goes without entropy, distinct
+n-grams and the longest stretch that comes twice.
+
 Two forms. Raw: the judge reads the model's own ids, where the vocabularies agree. Re-tokenised: it reads the text.
 """
 
@@ -8,12 +11,15 @@ from __future__ import annotations
 import importlib
 import json
 import math
+from bisect import bisect_left
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import numpy as np
 import torch
 from accelerate import PartialState
 from accelerate.utils import gather_object
@@ -21,10 +27,10 @@ from torch import Tensor
 
 from maskless.codec.text import TextCodec
 from maskless.evaluate.judge import Judge
-from maskless.evaluate.likelihood import Likelihood, check_positive, summary
+from maskless.evaluate.likelihood import Likelihood, summary
 from maskless.evaluate.points import Watch, keep, kept
-from maskless.evaluate.variety import distinct, entropy, longest_repeat
 from maskless.files import json_text
+from maskless.how import check_positive
 
 GRAMS = (1, 2, 3, 4)
 MAUVE_SEEDS = 3  # of its clustering
@@ -106,6 +112,32 @@ def sample_of(row: Sequence[int], codec: TextCodec, layout: str) -> Sample:
     if layout == "padded" and codec.eos in ids[1:]:  # the first is BOS, which may be the same token
         ids = ids[: ids.index(codec.eos, 1)]
     return Sample(ids, codec.decode(ids), len(row))
+
+
+def entropy(tokens: Sequence[int]) -> float:
+    """Of the distribution of tokens within the sequence, in nats: 0 for one token again and again.
+
+    (The released code's "sample entropy"; that of n different tokens is log n.)
+    """
+    n = len(tokens)
+    return -sum(count / n * math.log(count / n) for count in Counter(tokens).values()) + 0.0
+
+
+def distinct(tokens: Sequence[int], n: int) -> float:
+    """The share of different n-grams among all n-grams: 1 where none comes twice; 1 where there is none."""
+    grams = [tuple(tokens[i : i + n]) for i in range(len(tokens) - n + 1)]
+    return len(set(grams)) / len(grams) if grams else 1.0
+
+
+def longest_repeat(tokens: Sequence[int]) -> int:
+    """How many tokens the longest stretch has that begins at two places (which may overlap): 0 where none does."""
+    packed, n = np.asarray(tokens, dtype="<u4").tobytes(), len(tokens)
+
+    def differ(length: int) -> bool:
+        places = range(n - length + 1)
+        return len({packed[4 * begin : 4 * (begin + length)] for begin in places}) == len(places)
+
+    return bisect_left(range(1, n), True, key=differ)  # a stretch that comes twice holds shorter ones that do
 
 
 def quality(

@@ -13,8 +13,7 @@ import inspect
 import itertools
 import sys
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from importlib.util import find_spec
 from typing import Any
 
@@ -22,15 +21,15 @@ import torch
 from accelerate import PartialState
 from accelerate.utils import gather, gather_object
 from rich.console import Console
-from rich.progress import Progress
 
 from maskless import api
 from maskless.checkpoint import Model
 from maskless.codec.text import TextCodec
 from maskless.evaluate import options
+from maskless.how import check_name, check_positive
 from maskless.objective import mixed_seed
 from maskless.seeds import check_seed
-from maskless.terminal import plain
+from maskless.terminal import bar, plain
 
 NAME = "maskless"
 PAPER = "lambada_openai,arc_easy,arc_challenge,hellaswag,mathqa,piqa,winogrande,social_iqa,openbookqa,boolq,race"
@@ -62,15 +61,11 @@ class Scorer:
         block: int = 32,
         block_steps: int | None = None,
     ) -> None:
-        for what, name, table in (("form", form, FORMS), ("greedy", greedy, GREEDY)):
-            if name not in table:
-                raise ValueError(f"unknown {what} {name!r}: expected one of {', '.join(table)}")
+        check_name("form", form, FORMS)
+        check_name("greedy", greedy, GREEDY)
         check_seed(_whole("seed", seed))
-        counts = {"samples": samples, "batch_size": batch, "block": block}
-        counts |= {} if block_steps is None else {"block_steps": block_steps}
-        for what, value in counts.items():
-            if _whole(what, value) < 1:
-                raise ValueError(f"{what} {value} is out of range: expected 1 or more")
+        counts = {"samples": samples, "batch_size": batch, "block": block, "block_steps": block_steps}
+        check_positive(**{what: _whole(what, value) for what, value in counts.items() if value is not None})
         if not isinstance(model.codec, TextCodec):
             raise ValueError("lm-eval asks for text: expected a text model with a tokenizer")
         self.model, self.codec, self.length = model.eval(), model.codec, int(model.config.length)
@@ -224,7 +219,7 @@ class HarnessModel:
 
     def loglikelihood(self, requests: list[Any], disable_tqdm: bool = False) -> list[tuple[float, bool]]:
         pairs = [self._pair(*request.args) for request in requests]
-        with _bar("scoring", len(pairs), shown=not disable_tqdm and self.rank == 0) as advance:
+        with bar(Console(stderr=True), "scoring", len(pairs), shown=not disable_tqdm) as advance:
             found = self.scorer.score(pairs, on_batch=advance)
         for request, answer in zip(requests, found, strict=True):
             self.cache_hook.add_partial("loglikelihood", request.args, answer)
@@ -255,7 +250,7 @@ class HarnessModel:
         for i, request in enumerate(requests):
             groups[repr(sorted(request.args[1].items()))].append(i)
         answers = [""] * len(requests)
-        with _bar("filling", len(requests), shown=not disable_tqdm and self.rank == 0) as advance:
+        with bar(Console(stderr=True), "filling", len(requests), shown=not disable_tqdm) as advance:
             for numbers in groups.values():
                 until, most, how = _generation(requests[numbers[0]].args[1])
                 prefixes = [self.tok_encode(requests[i].args[0]) for i in numbers]
@@ -291,14 +286,6 @@ def register() -> type[Any]:
             """A maskless model that lm-eval can run."""
 
     return MODEL_REGISTRY.get(NAME)
-
-
-@contextmanager
-def _bar(what: str, total: int, *, shown: bool) -> Iterator[Callable[[int], None]]:
-    err = Console(stderr=True)
-    with Progress(console=err, transient=True, disable=not (shown and err.is_terminal)) as drawn:
-        task = drawn.add_task(what, total=total)
-        yield lambda amount: drawn.advance(task, amount)
 
 
 def _generation(asked: dict[str, Any]) -> tuple[list[str], int, dict[str, Any]]:

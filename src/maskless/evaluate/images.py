@@ -9,10 +9,9 @@ from __future__ import annotations
 
 import zipfile
 from collections.abc import Callable, Iterable
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from functools import reduce
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import torch
@@ -175,9 +174,6 @@ class ImageQuality:
     network: str
     sha256: str
     standard: bool  # a network known to give the published figures
-
-    def as_dict(self) -> dict[str, Any]:
-        return asdict(self)
 
 
 def look(

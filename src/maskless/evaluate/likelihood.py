@@ -18,6 +18,7 @@ from accelerate.utils import gather
 from torch import Tensor, nn
 
 from maskless.data.tokens import TokenRows
+from maskless.how import check_positive
 from maskless.nn import Network, autocast, device_of
 from maskless.objective import bound, paper_bound
 
@@ -50,20 +51,16 @@ def likelihood(
     network: Network,
     rows: TokenRows,
     *,
-    sequences: int = 512,
     samples: int = 8,
-    batch: int = 64,
-    seed: int = 0,
-    pad: int | None = None,
     lead: int = 0,
     paper: bool = False,
-    on_batch: Callable[[int], None] | None = None,
+    **how: Any,
 ) -> Likelihood:
     """The bound on evenly spread sequences of a split, shared out over the processes there are.
 
     paper: the paper's estimator (one time per sequence, one group), for comparison with its tables; otherwise both
     groups and `samples` splits per sequence. Padding does not count. lead: so many tokens begin every row and every
-    order that a chain was trained on; they are given.
+    order that a chain was trained on; they are given. how: keywords of `over_rows`.
     """
     check_positive(samples=samples)
     if paper and rows.given:
@@ -76,7 +73,7 @@ def likelihood(
         labels = rows.labels(numbers)
         return bound(network, tokens, known, counted=counted, labels=labels, samples=samples, seed=own)
 
-    return over_rows(network, rows, cost, sequences=sequences, batch=batch, seed=seed, pad=pad, on_batch=on_batch)
+    return over_rows(network, rows, cost, **how)
 
 
 # tokens, counted (B, L), numbers, seed -> nats (B,); it may clear what of counted is not to be counted
@@ -88,8 +85,8 @@ def over_rows(
     rows: TokenRows,
     cost: Cost,
     *,
-    sequences: int,
-    batch: int,
+    sequences: int = 512,
+    batch: int = 64,
     seed: int = 0,
     pad: int | None = None,
     on_batch: Callable[[int], None] | None = None,
@@ -127,12 +124,6 @@ def _as_written(network: Network) -> AbstractContextManager[object]:
 def spread(rows: int, sequences: int) -> np.ndarray:
     """The numbers of at most so many rows, evenly spread over all of them."""
     return np.unique(np.linspace(0, rows - 1, min(sequences, rows)).astype(np.int64))
-
-
-def check_positive(**numbers: int) -> None:
-    for name, value in numbers.items():
-        if value < 1:
-            raise ValueError(f"{name} {value} is out of range: expected 1 or more")
 
 
 def summary(costs: Tensor, counts: Tensor) -> Likelihood:

@@ -1,28 +1,33 @@
-"""Does the order matter? The likelihood of text along an order, and samples that are drawn in it.
+"""Does the order matter? The likelihood of text and images along an order, and texts that are drawn in it.
 
 Along an order in K steps, each step predicts its tokens from those of the steps before, so the costs of all steps add
 up to -log p(text) of exactly that sampler. A network that answers chains gives them all in one pass; for another a few
 steps stand for all. The order of confidence is found on the way, from the tokens that are known, and so is a likelihood
 too.
 
-Shapes: B sequences, L length, K steps, U targets, V vocabulary.
+Shapes: B sequences, L length (of images 1 + cells), K steps, U targets, V vocabulary.
 """
 
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Callable
 from dataclasses import asdict
+from functools import partial
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from maskless import texts
 from maskless.checkpoint import Model, digest
 from maskless.codec.text import TextCodec
-from maskless.decide import OLD_ORDERS, settled
+from maskless.data.image_tokens import ImageTokens
+from maskless.decide import OLD_ORDERS, plan_of, settled
 from maskless.evaluate.genppl import Draw, Sample, sample_of
-from maskless.how import KINDS, TEXT_ORDERS, How
+from maskless.evaluate.likelihood import Likelihood, likelihood, over_rows
+from maskless.how import KINDS, TEXT_ORDERS, How, check_name
 from maskless.logits import row_keys, uniforms
 from maskless.mixture import hidden_spans
 from maskless.nn import Network, device_of
@@ -38,6 +43,8 @@ from maskless.problems import split
 CONFIDENCE = "confidence"
 NAMES = TEXT_ORDERS
 STRANDS = 8  # of the strands that are measured by default
+ANY_ORDER = "any order (bound)"  # of images
+IMAGE_ORDERS = ("random", "halton", "raster", "regions")  # all but confidence, which is found on the way
 EXACT = ("left to right", f"{STRANDS} strands", f"{STRANDS} strands, in step")
 
 
@@ -92,8 +99,7 @@ def along(
     """
     B, L = tokens.shape
     order = OLD_ORDERS.get(order, order)
-    if order not in NAMES:
-        raise ValueError(f"unknown order {order!r}: expected one of {', '.join(NAMES)}")
+    check_name("order", order, NAMES)
     if isinstance(network, CausalTransformer):
         raise ValueError("a causal model knows one order only, left to right: its bound is its likelihood")
     counted = torch.ones_like(tokens, dtype=torch.bool) if counted is None else counted
@@ -134,6 +140,41 @@ def _along_confidence(network: Network, tokens: Tensor, planned: Plan, counted: 
         decided = surest[within < (ends - starts)[owner]]
         total.index_add_(0, owner[decided], cost[decided].double() * counted.flatten()[index[decided]])
     return total
+
+
+@torch.no_grad()
+def of_images(model: Model, tokens: Tensor, labels: Tensor | None, how: How, *, seed: int) -> Tensor:
+    """-log p of each image, decided as is said, all steps of it.  (B, L), (B,) -> (B,) float64"""
+    B, L = tokens.shape
+    known = (torch.arange(L) < len(model.lead)).expand(B, L)
+    whole = settled(model, how, L - len(model.lead))
+    planned = plan_of(model, known, ~known, row_keys(seed, torch.arange(B)), whole)
+    given, seen = planned.ends[:, 0], planned.seen()
+    return token_costs(model.network, tokens, planned.order, given, labels=labels, seen=seen).sum(1)
+
+
+def image_ways(model: Model, rows: ImageTokens, *, samples: int, **how: object) -> dict[str, Callable[..., Likelihood]]:
+    """What measures, by name: the bound over all orders, and of a chain each order that it was trained on.
+
+    how: keywords of `How` for the steps in which an order is drawn. What measures takes the keywords of `over_rows`.
+    """
+    network, cells = model.network, rows.length - len(model.lead)
+    found: dict[str, Callable[..., Likelihood]] = {ANY_ORDER: partial(likelihood, network, rows, samples=samples)}
+    if not chains(network):
+        return found
+
+    def cost(how: How, tokens: Tensor, counted: Tensor, numbers: np.ndarray, own: int) -> Tensor:
+        return of_images(model, tokens, rows.labels(numbers), how, seed=own)
+
+    for order in IMAGE_ORDERS:
+        if model.mixture is not None and not model.mixture.has(order, "random"):
+            continue
+        one_by_one = How(order=order, steps=cells, counts="uniform")
+        in_steps = settled(model, How(order=order, **how), cells)  # type: ignore[arg-type]
+        name = f"regions {in_steps.regions}" if order == "regions" else order
+        for way, settings in ((name, one_by_one), (f"{name}, {in_steps.steps} steps", in_steps)):
+            found[way] = partial(over_rows, network, rows, partial(cost, settings))
+    return found
 
 
 def drawing(model: Model, *, length: int | None = None, **how: Any) -> Draw:

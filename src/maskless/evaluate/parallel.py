@@ -8,7 +8,7 @@ tokens to draw at once.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -16,7 +16,7 @@ import torch
 from maskless.checkpoint import Model
 from maskless.decide import decide, drafts_of
 from maskless.drafts import Tally
-from maskless.how import Choices, How
+from maskless.how import How
 from maskless.logits import row_keys
 
 
@@ -29,9 +29,6 @@ class Parallel:
     accepted: float  # share of the drafted tokens
     divergence: float | None  # nats, KL of the product of the marginals from the chain, of one draft; None: infinite
     tokens_per_round: float
-
-    def as_dict(self) -> dict[str, Any]:
-        return asdict(self)
 
 
 def parallel(
@@ -49,13 +46,8 @@ def parallel(
     L, lead = model.config.length if length is None else length, torch.tensor(model.lead, dtype=torch.long)
     for order in orders:
         for size in sizes:
-            ways: Choices = {
-                "order": order,
-                "strands": size if order == "strands" else None,
-                "exact": True,
-                "draft": size,
-            }
-            settings = How(**ways, **how)
+            strands = size if order == "strands" else None
+            settings = How(order=order, strands=strands, exact=True, draft=size, **how)
             tally = Tally()
             for begin in range(0, texts, batch):
                 rows = min(batch, texts - begin)

@@ -11,7 +11,7 @@ from typing import Any, Generic, TypeVar
 from accelerate import PartialState
 from accelerate.utils import broadcast_object_list, gather_object
 
-from maskless.files import json_text, write_aside
+from maskless.files import write_json
 
 P = TypeVar("P")
 B = TypeVar("B", bound=Sized)
@@ -78,5 +78,4 @@ def _flat(conditions: Mapping[str, Any]) -> dict[str, Any]:
 def keep(path: Path | None, conditions: Mapping[str, Any], points: Iterable[dict[str, Any]]) -> None:
     """Write the points of a sweep, once for all processes, if there is a file for them."""
     if path is not None and PartialState().is_main_process:
-        text = json_text({"conditions": conditions, "points": list(points)}, indent=1)
-        write_aside(path, lambda aside: aside.write_text(text))
+        write_json(path, {"conditions": conditions, "points": list(points)})

@@ -61,9 +61,8 @@ class Real:
         """This process's share, every so many-th picture, as squares of bytes.  (n, size, size, C)"""
         assert self.images is not None
         state = PartialState()
-        which: dict[str, Any] = {"split": self.split, "valid": self.valid, "channels": channels}
-        mine = state.process_index, state.num_processes
-        found = self.images.pictures(size, on_broken=on_broken, share=mine, **which)
+        how: dict[str, Any] = {"split": self.split, "valid": self.valid, "channels": channels, "on_broken": on_broken}
+        found = self.images.pictures(size, share=(state.process_index, state.num_processes), **how)
         squares = (square for square, _, _ in found)
         while some := list(itertools.islice(squares, batch)):
             yield torch.from_numpy(np.stack(some))
@@ -79,19 +78,14 @@ class Real:
             broken: list[str] = []
             batches = self.batches(size, channels=channels, on_broken=broken.append)
             seen = look(batches, network, keep=True, on_batch=on_batch)
-            self._tell(broken)
+            every = gather_object(broken)  # of all processes
+            if every and PartialState().is_main_process:
+                print(plain(f"{self.name}: {len(every):,} broken pictures left out ({every[0]} ...)"), file=sys.stderr)
             return seen
         if self.statistics.network != network.sha256:
             own, other = short(self.statistics.network), short(network.sha256)
             raise ValueError(f"{self.name} holds statistics of another network ({own}) than {network.name} ({other})")
         return SeenImages(self.statistics)
-
-    def _tell(self, broken: list[str]) -> None:
-        """Say on stderr what all processes left out; each must call this."""
-        every = gather_object(broken)
-        if every and PartialState().is_main_process:
-            said = f"{self.name}: {len(every):,} broken pictures left out ({every[0]} ...)"
-            print(plain(said), file=sys.stderr)
 
 
 def real(given: str, valid: float | None = None) -> Real:

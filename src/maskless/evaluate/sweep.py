@@ -19,7 +19,7 @@ from maskless.evaluate.points import Watch, keep, kept
 from maskless.files import write_aside
 
 Sample = Callable[[float], Iterable[Tensor]]  # guidance -> batches of uint8 images (n, H, W, 3) of this process
-
+Draw = Callable[[Any], None]  # on a panel of matplotlib
 COLUMNS: list[tuple[str, str, int, Callable[[list[float]], float]]] = [
     ("fid", "FID", 2, min),
     ("inception_score", "Inception Score", 2, max),
@@ -126,38 +126,57 @@ def described(q: ImageQuality) -> str:
 
 def plot(curves: Mapping[str, Sequence[ImagePoint]], path: Path) -> None:
     """A PNG: FID against guidance and, where there are scores, FID against Inception Score along the guidance."""
-    from matplotlib.figure import Figure
-
     if not curves or not all(curves.values()):
         raise ValueError("nothing to plot: expected at least one point in each curve")
     text = caption(point for points in curves.values() for point in points)
-    curves = {name: sorted(points, key=lambda point: point.guidance) for name, points in curves.items()}
-    scored = all(p.quality.inception_score is not None for points in curves.values() for p in points)
-    figure = Figure(figsize=(6.4 * (1 + scored), 4.8))
-    (panels,) = figure.subplots(1, 1 + scored, squeeze=False)
-    for name, points in curves.items():
-        fids = [p.quality.fid for p in points]
-        (line,) = panels[0].plot([p.guidance for p in points], fids, "o-", ms=4, label=name)
-        best = min(points, key=lambda point: point.quality.fid)
-        panels[0].plot(best.guidance, best.quality.fid, "o", ms=9, mfc="none", color=line.get_color())
-        if scored:
-            scores = [p.quality.inception_score for p in points]
-            panels[1].plot(scores, fids, "o-", ms=4, color=line.get_color(), label=name)
-            for point, x, y in zip(points, scores, fids, strict=True):
-                w = f"{point.guidance:g}"
-                panels[1].annotate(w, (x, y), textcoords="offset points", xytext=(5, 5), fontsize=8)
-    panels[0].set_xlabel("guidance w (ring: lowest FID)")
-    if scored:
-        panels[1].set_xlabel("Inception Score (numbers: guidance w)")
-    for panel in panels:
+    lines = {name: sorted(points, key=lambda point: point.guidance) for name, points in curves.items()}
+
+    def by_guidance(panel: Any) -> None:
+        for name, points in lines.items():
+            (line,) = panel.plot([p.guidance for p in points], [p.quality.fid for p in points], "o-", ms=4, label=name)
+            best = min(points, key=lambda point: point.quality.fid)
+            panel.plot(best.guidance, best.quality.fid, "o", ms=9, mfc="none", color=line.get_color())
+        panel.set_xlabel("guidance w (ring: lowest FID)")
         panel.set_ylabel("FID")
-        panel.margins(0.08)
+
+    def by_score(panel: Any) -> None:
+        for name, points in lines.items():
+            places = [(p.quality.inception_score or 0.0, p.quality.fid, f"{p.guidance:g}") for p in points]
+            numbered_line(panel, places, label=name)
+        panel.set_xlabel("Inception Score (numbers: guidance w)")
+        panel.set_ylabel("FID")
+
+    scored = all(p.quality.inception_score is not None for points in lines.values() for p in points)
+    title = textwrap.fill(text, 72 * (1 + scored))
+    draw_panels(path, [by_guidance, *[by_score] * scored], height=4.8, title=title, legend={})
+
+
+def draw_panels(path: Path, draws: Sequence[Draw], *, height: float, legend: dict[str, Any], title: str = "") -> None:
+    """A PNG with panels side by side, each with its legend."""
+    import matplotlib
+
+    matplotlib.use("agg")
+    from matplotlib import pyplot
+
+    figure, (panels,) = pyplot.subplots(1, len(draws), figsize=(6.4 * len(draws), height), squeeze=False)
+    for panel, draw in zip(panels, draws, strict=True):
+        draw(panel)
         panel.grid(alpha=0.3)
         panel.spines[["top", "right"]].set_visible(False)
-        panel.legend(frameon=False)
-    figure.suptitle(textwrap.fill(text, 85 * len(panels)), fontsize=9)
+        if panel.get_legend_handles_labels()[0]:
+            panel.legend(frameon=False, **legend)
+    if title:
+        figure.suptitle(title, fontsize=11)
     figure.tight_layout()
     write_aside(path, lambda aside: figure.savefig(aside, dpi=120, format="png"))
+    pyplot.close(figure)
+
+
+def numbered_line(panel: Any, points: Sequence[tuple[float, float, object]], look: str = "o-", **style: Any) -> None:
+    """A line through points (x, y, number), with the numbers beside them."""
+    panel.plot([x for x, _, _ in points], [y for _, y, _ in points], look, ms=4, **style)
+    for x, y, number in points:
+        panel.annotate(f"{number}", (x, y), textcoords="offset points", xytext=(4, 4), fontsize=7)
 
 
 def _fingerprint(statistics: Statistics) -> list[float]:

@@ -16,7 +16,7 @@ from accelerate import PartialState
 from accelerate.utils import gather_object
 from torch import Tensor, nn
 
-from maskless.evaluate.likelihood import check_positive
+from maskless.how import check_positive
 from maskless.nn import autocast, device_of
 from maskless.nn.calls import evaluating
 from maskless.nn.causal import CausalTransformer

@@ -1,13 +1,131 @@
-"""What a table takes: commands to run, one after another, and entries that are read off what they find."""
+"""What a table takes at a scale: commands to run, one after another, and entries that are read off what they find.
+
+The scales are the paper's, one GPU for minutes, or a toy for a CPU.
+"""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import Any
 
-from maskless.bench.case import TrainCase
+from maskless.bench.case import Case, SampleCase, TrainCase
+from maskless.how import check_name
 from maskless.paper.line import Line, Table
-from maskless.reproduce.scale import Scale
+from maskless.recipes import Recipe
+
+OPTIONS = {"learning_rate": "lr"}  # of commands, where they are not called as the settings
+
+
+@dataclass(frozen=True)
+class Shrink:
+    """What a recipe's sizes are divided by, and what else replaces its settings."""
+
+    width: int
+    layers: int
+    steps: int
+    more: Mapping[str, Any]
+
+    def __call__(self, recipe: Recipe) -> dict[str, Any]:
+        """The settings that are not the recipe's."""
+        old = recipe.network | recipe.train
+        new = {"width": max(32, old["width"] // self.width), "layers": max(2, old["layers"] // self.layers)}
+        if "encoder" in old:
+            new["encoder"] = max(1, old["encoder"] // self.layers)
+        new |= {"steps": max(1, old["steps"] // self.steps), **self.more}
+        return {name: value for name, value in new.items() if old.get(name) != value}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Scale:
+    """Sizes of everything that a table takes; what is empty is as in the paper."""
+
+    name: str
+    text: Shrink | None = None
+    pictures: Shrink | None = None
+    prepare: tuple[str, ...] = ()  # of text
+    length: int = 1024
+    codec: str | None = None  # of pictures, where none is given; "": one is trained
+    pixels: int | None = None  # a side; None: by the codec's recipe
+    bound: tuple[str, ...] = ()
+    texts: tuple[str, ...] = ()
+    drawn: tuple[str, ...] = ()
+    answers: tuple[str, ...] = ()
+    distill: tuple[str, ...] = ("--rounds", "5", "--steps-per-round", "10000", "--batch", "128")
+    sizes: Mapping[str, int] = field(default_factory=dict)  # of networks whose speed is measured
+    most_steps: int | None = None  # of sampling, where only speed is measured
+    repeat: int = 5
+
+    @property
+    def is_paper(self) -> bool:
+        return self.text is None
+
+    def settings(self, recipe: Recipe) -> dict[str, Any]:
+        """What replaces a recipe's settings."""
+        shrink = self.pictures if recipe.measure else self.text
+        return {} if shrink is None else shrink(recipe)
+
+    def made(self, recipe: Recipe) -> dict[str, Any]:
+        """All settings of a recipe at this scale."""
+        return recipe.network | recipe.train | self.settings(recipe)
+
+    def case(self, case: Case) -> Case:
+        """The sizes of a network whose speed is measured."""
+        if not self.sizes:
+            return case
+        sizes: dict[str, Any] = {"encoder": None, **self.sizes}
+        small = replace(case, **sizes)
+        return replace(small, steps=1) if isinstance(small, SampleCase) else small
+
+    def steps(self, K: int, length: int, most: int) -> int:
+        """As many tokens in a step as in the paper: of 1,024 steps for 1,024 tokens, 256 for 256."""
+        return max(1, min(most, K * length // 1024))
+
+
+_QUICK = {"learning_rate": 1e-3, "initial": "open"}
+_TOY = {"batch": 8, "warmup": 1, "tracker": "none", "evaluate_every": 0, "sample_every": 0, "ema": 0.9, **_QUICK}
+SCALES = {
+    scale.name: scale
+    for scale in (
+        Scale(name="paper"),
+        Scale(
+            name="small",
+            text=Shrink(width=2, layers=1, steps=400, more={"batch": 256, "warmup": 100, **_QUICK}),
+            pictures=Shrink(width=2, layers=2, steps=125, more={"warmup": 200, **_QUICK}),
+            prepare=("--vocab", "8192", "--length", "256"),
+            length=256,
+            codec="",
+            texts=("--texts", "256"),
+            drawn=("--samples", "5000"),
+            answers=("--limit", "200"),
+            distill=("--rounds", "5", "--steps-per-round", "200"),
+            most_steps=256,
+            repeat=3,
+        ),
+        Scale(
+            name="toy",
+            text=Shrink(width=24, layers=6, steps=100_000, more=_TOY),
+            pictures=Shrink(width=32, layers=12, steps=250_000, more=_TOY),
+            prepare=("--vocab", "300", "--length", "16"),
+            length=16,
+            codec="pixels:4",
+            pixels=8,
+            bound=("--sequences", "8", "--samples", "2"),
+            texts=("--texts", "4"),
+            drawn=("--samples", "10"),
+            answers=("--limit", "4"),
+            distill=("--rounds", "1", "--steps-per-round", "2", "--batch", "4", "--tracker", "none"),
+            sizes={"layers": 2, "width": 32, "vocab": 300, "length": 16, "batch": 2},
+            repeat=1,
+        ),
+    )
+}
+
+
+def scale(name: str) -> Scale:
+    check_name("scale", name, SCALES)
+    return SCALES[name]
 
 
 class MissingError(ValueError):

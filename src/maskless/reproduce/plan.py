@@ -16,8 +16,7 @@ from maskless.data.tokens import INDEX, open_tokens
 from maskless.evaluate.inception import TORCH_FIDELITY
 from maskless.paper.line import DATASETS, Bound, Curve, Downstream, NetworkSpeed, Pictures, Table, Texts, Work
 from maskless.recipes import RECIPES, Recipe
-from maskless.reproduce.jobs import Cost, MissingError, Options, TableEntry, TableJob, TablePlan
-from maskless.reproduce.scale import OPTIONS
+from maskless.reproduce.jobs import OPTIONS, Cost, MissingError, Options, TableEntry, TableJob, TablePlan
 
 SHOWN = ("width", "layers", "steps", "batch", "learning_rate", "warmup", "initial")  # of a training, where they differ
 SIZES = ("layers", "width", "vocab", "length", "batch")
@@ -248,10 +247,8 @@ def bench_words(case: Case, *, repeat: int, steps: str = "") -> tuple[str, ...]:
 
 def _training(recipe: Recipe, piece: int) -> TrainCase:
     """What a step of a recipe costs, as `bench train` measures it; MaskGIT as the masked network of its size."""
-    model, sizes = (
-        recipe.train["model"],
-        {name: size for name, size in recipe.network.items() if name not in ("queries", "rope")},
-    )
+    model = recipe.train["model"]
+    sizes = {name: size for name, size in recipe.network.items() if name not in ("queries", "rope")}
     sizes |= {"vocab": DATASETS[recipe.name.split("-")[0]].vocab, "length": recipe.length, "batch": piece}
     return TrainCase(model="mdlm" if model == "maskgit" else model, **sizes)
 

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 
 from maskless import order, pictures
-from maskless.bench.plots import draw_panels, numbered_line
+from maskless.evaluate.sweep import draw_panels, numbered_line
 from maskless.files import write_aside
 from maskless.paper.line import ENTROPY, FID, GEN_PPL, IMAGES, TOKENS, Bound, Curve, Pictures
 from maskless.reproduce.jobs import TableEntry, TablePlan

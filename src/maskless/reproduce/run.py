@@ -21,7 +21,7 @@ from typing import Any
 import torch
 
 from maskless.bench.machine import processor
-from maskless.files import write_aside
+from maskless.files import write_json
 from maskless.paper import line as paper
 from maskless.paper.line import FORWARD, STEP
 from maskless.reproduce.jobs import MissingError, TableEntry, TableJob, TablePlan
@@ -150,7 +150,7 @@ def _once(plan: TablePlan, job: TableJob, do: Do, done: bool) -> Outcome:
             (plan.options.out / folder).mkdir(parents=True, exist_ok=True)
         record = {"words": list(job.words), "done": False}
         if job.resumes is not None:
-            _write(plan, job, record)
+            write_json(_path(plan, job), record)
         begin = time.monotonic()
         try:
             said = do(job.command)
@@ -164,7 +164,7 @@ def _once(plan: TablePlan, job: TableJob, do: Do, done: bool) -> Outcome:
         seconds = round(time.monotonic() - begin, 1)
         machine = torch.cuda.get_device_name() if torch.cuda.is_available() else processor()
         record |= {"done": True, "seconds": seconds, "machine": machine, "found": found}
-        _write(plan, job, record)
+        write_json(_path(plan, job), record)
     assert record is not None
     return Outcome(record.get("found"), "", record.get("machine", ""))
 
@@ -230,10 +230,6 @@ def _record(plan: TablePlan, job: TableJob) -> dict[str, Any] | None:
         return {"words": list(record["words"]), "done": bool(record["done"]), **record}
     except (ValueError, KeyError, TypeError, RecursionError) as error:
         raise ValueError(f"{path} is not the record of a step: {error!r}") from None
-
-
-def _write(plan: TablePlan, job: TableJob, record: dict[str, Any]) -> None:
-    write_aside(_path(plan, job), lambda aside: aside.write_text(json.dumps(record, indent=1) + "\n"))
 
 
 def _changed(before: list[str], now: list[str]) -> Iterator[str]:

@@ -19,22 +19,15 @@ from maskless.drafts import Drafts, Step
 from maskless.engine import Slots
 from maskless.nn import device_of
 from maskless.sampling import Plain, cells_of
-from maskless.serve.fair_share import FairShare
 from maskless.serve.rows import ActiveSequence, advance, batches, begin, due
-from maskless.serve.shares import shares
+from maskless.serve.shares import FairShare, shares
 
 log = logging.getLogger("maskless.serve")
+LATE = "not done within the time limit: ask for fewer steps or a shorter text"
 
 
 class BusyError(Exception):
     """The server cannot take or finish this request now."""
-
-
-class LateError(BusyError):
-    """The time for this request is over."""
-
-    def __init__(self) -> None:
-        super().__init__("not done within the time limit: ask for fewer steps or a shorter text")
 
 
 @dataclass(eq=False)
@@ -183,7 +176,7 @@ class Batcher:
         for job in gone:
             if job.late:
                 self.counts.late += 1
-                job.on_end(LateError())
+                job.on_end(BusyError(LATE))
             else:
                 self.counts.cancelled += 1
         self.jobs = [job for job in self.jobs if job not in gone]

@@ -11,12 +11,8 @@ import time
 import uuid
 from typing import Any
 
-import torch
-
-from maskless import decide
 from maskless.drafts import Drafts
 from maskless.how import How
-from maskless.logits import row_keys
 from maskless.serve import texts
 from maskless.serve.host import Host
 from maskless.serve.requests import CompletionRequest
@@ -28,30 +24,15 @@ class Completion:
     def __init__(self, host: Host, body: CompletionRequest):
         self.host, self.body = host, body
         self.prompts = prompts_of(host, body.prompt)
-        self.gapped = [texts.between(host, prompt, body.max_tokens, body.suffix or "") for prompt in self.prompts]
-        self.gaps = [[i for i, token in enumerate(one.tokens) if token is None] for one in self.gapped]
+        self.templates = [texts.between(host, prompt, body.max_tokens, body.suffix or "") for prompt in self.prompts]
+        self.gaps = [[i for i, known in enumerate(one.known) if not known] for one in self.templates]
         self.id, self.created = f"cmpl-{uuid.uuid4().hex}", int(time.time())
         self.sent: dict[int, int] = {}  # characters of each text that were streamed
         self.stops = [body.stop] if isinstance(body.stop, str) else [stop for stop in body.stop or [] if stop]
 
     def drafts(self, how: How) -> Drafts:
-        """What is to be decided: n times each prompt. A row is the same whatever the others are."""
-        host, n = self.host, self.body.n
-        L = max(len(one.tokens) for one in self.gapped)
-        if L > host.length:
-            raise ValueError(f"the text is {L} tokens long with its gaps: expected at most {host.length}")
-        rows = len(self.gapped) * n
-        tokens = torch.zeros(rows, L, dtype=torch.long)
-        known, wanted, spaced = torch.zeros(3, rows, L).bool()
-        for row in range(rows):
-            one = self.gapped[row // n]
-            given = torch.tensor([token is not None for token in one.tokens])
-            tokens[row, : len(given)] = torch.tensor([token or 0 for token in one.tokens])
-            known[row, : len(given)], wanted[row, : len(given)] = given, ~given
-            spaced[row, sorted(one.spaced)] = True
-        keys = row_keys(how.seed, torch.arange(n).repeat(len(self.gapped)))
-        how = host.within(how, self.body.max_tokens)
-        return host.checked(decide.drafts_of(host.model, tokens, known, keys, how, wanted=wanted, spaced=spaced))
+        """What is to be decided: n times each prompt."""
+        return texts.drafts_of(self.host, self.templates, how, self.body.n)
 
     def answer(self, drafts: Drafts) -> dict[str, Any]:
         choices = []
@@ -64,7 +45,7 @@ class Completion:
 
     def usage(self, drafts: Drafts) -> dict[str, int]:
         """Tokens of text: neither what leads every sequence nor an end and what stands behind it."""
-        given = sum(len(one.tokens) - len(gap) - one.lead for one, gap in zip(self.gapped, self.gaps, strict=True))
+        given = sum(sum(one.known) - len(self.host.lead) for one in self.templates)
         marks = self.host.text.marks
         written = (self._own(index, tokens) for index, tokens in enumerate(drafts.tokens.tolist()))
         decided = sum(token not in marks for own in written for token in own)
@@ -97,7 +78,7 @@ class Completion:
         reason = "stop" if len(own) < sum(i < len(tokens) for i in gap) else "length"
         before = tokens[: gap[0]]
         text = codec.decode([*before, *own])[len(codec.decode(before)) :]  # as it reads behind the prompt
-        if gap[0] in self.gapped[index // self.body.n].spaced:  # the prompt brings the space itself
+        if gap[0] in self.templates[index // self.body.n].spaced:  # the prompt brings the space itself
             text = text.removeprefix(" ")
         cuts = [place for stop in self.stops if (place := text.find(stop)) >= 0]
         return (text[: min(cuts)], "stop") if cuts else (text, reason)

@@ -23,6 +23,7 @@ from maskless.serve.host import Limits
 from maskless.serve.logs import throttle
 
 GRACE = 5  # seconds that requests under way have to end when the server stops
+ARRIVING = 0.1  # seconds in which connections that were accepted may still say what they want
 TELLING = 2  # seconds after that in which the others are told so
 IDLE = 30  # seconds that a connection may be idle between requests
 PATIENCE = 10.0  # seconds in which the head of a request has to arrive
@@ -126,6 +127,9 @@ class Server(uvicorn.Server):
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         for batcher in self.batchers:
             asyncio.get_running_loop().call_later(GRACE, batcher.stop)
+        for server in self.servers:
+            server.close()
+        await asyncio.sleep(ARRIVING)
         await super().shutdown(sockets)
 
 

@@ -16,12 +16,13 @@ from maskless.codec.vq import ImageCodec
 from maskless.drafts import Drafts
 from maskless.engine import Slots, slots_of
 from maskless.how import How
-from maskless.images import grid_of
+from maskless.images import codec_of, grid_of
 from maskless.nn.causal import CausalTransformer
 from maskless.nn.partition import chains
 from maskless.serve.batcher import Batcher
-from maskless.serve.fair_share import FairShare
+from maskless.serve.shares import FairShare
 
+LOOPBACK = {"127.0.0.1", "localhost", "::1"}  # names of this machine
 FILES = 256  # descriptors that connections leave free: for files, and for what is accepted before it is refused
 NAMES = {"partition": "PGM", "masked": "MDLM", "causal": "AR", "maskgit": "MaskGIT"}
 
@@ -86,15 +87,11 @@ class Host:
 
     @property
     def text(self) -> TextCodec:
-        if not isinstance(self.model.codec, TextCodec):
-            raise ValueError(f"{self.name} is an image model: expected a text model")
-        return self.model.codec
+        return self.model.text_codec
 
     @property
     def codec(self) -> ImageCodec:
-        if self.model.codec is None or isinstance(self.model.codec, TextCodec):
-            raise ValueError(f"{self.name} is a text model: expected an image model")
-        return self.model.codec
+        return codec_of(self.model)
 
     @property
     def lead(self) -> list[int]:

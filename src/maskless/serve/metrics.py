@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import threading
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 
 from maskless.serve.host import Host
 
@@ -54,6 +54,18 @@ class Metrics:
             lines.append(f'maskless_request_seconds_sum{{path="{path}"}} {self.seconds[path]:.6f}')
             lines.append(f'maskless_request_seconds_count{{path="{path}"}} {total}')
         return lines
+
+
+def merged(texts: Mapping[int, str]) -> str:
+    """Figures of several workers as one text, in which each has the label `worker`; a figure's lines stand together."""
+    found: dict[str, list[str]] = {}  # heads, and the lines below them
+    for worker, text in sorted(texts.items()):
+        for line in text.splitlines():
+            if line.startswith("#"):
+                lines = found.setdefault(line, [])
+            else:
+                lines.append(line.replace("{", f'{{worker="{worker}",', 1))
+    return "\n".join([line for head, lines in found.items() for line in (head, *lines)] + [""])
 
 
 def _hosts(hosts: list[Host]) -> list[str]:

@@ -17,12 +17,11 @@ import torch
 from PIL import Image
 from torch import Tensor
 
-from maskless import decide
 from maskless.codec.vq import to_images, to_pixels
 from maskless.data.image_pixels import decode, fit
 from maskless.drafts import Drafts, Step
 from maskless.how import How
-from maskless.images import class_ids, grid_of
+from maskless.images import class_ids, grid_drafts, grid_of
 from maskless.logits import row_keys
 from maskless.pictures import nearest_known
 from maskless.serve.host import Host
@@ -105,18 +104,16 @@ def read_image(text: str) -> np.ndarray:
 
 def drafts_of(host: Host, canvas: Canvas, how: How, label: str | int | None) -> Drafts:
     """The one draft of a picture, as `generate_images` and `fill_image` would draw it."""
-    lead, dropped = torch.tensor(host.lead), host.model.frame.dropped
-    known = torch.cat([torch.ones(len(lead), dtype=torch.bool), canvas.known.flatten()])[None]
-    if not (unknown := int((~known).sum())):
+    dropped = host.model.frame.dropped
+    if not (unknown := int((~canvas.known).sum())):
         raise ValueError("nothing to draw: every cell is known")
     ids = None if dropped is None else torch.tensor([dropped])
     if label is not None:
         ids = class_ids(host.model, [label], 1)
     else:
         how = replace(how, guidance=0.0)  # towards no class
-    tokens, key = torch.cat([lead, canvas.tokens.flatten()])[None], row_keys(how.seed, torch.zeros(1, dtype=torch.long))
-    how = host.within(how, unknown)
-    return host.checked(decide.drafts_of(host.model, tokens, known, key, how, labels=ids))
+    key, how = row_keys(how.seed, torch.zeros(1, dtype=torch.long)), host.within(how, unknown)
+    return host.checked(grid_drafts(host.model, ids, key, how, (canvas.tokens[None], canvas.known[None])))
 
 
 def opening(host: Host, canvas: Canvas, drafts: Drafts) -> dict[str, Any]:

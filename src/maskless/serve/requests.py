@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import fields
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
@@ -11,9 +11,12 @@ from maskless.how import How
 
 SAYS = {one.name: one.metadata["help"] for one in fields(How)}
 Name = Annotated[str | None, Field(max_length=200, description="One of GET /v1/models. Default: the first that fits.")]
-Token = Annotated[int, Field(ge=0, lt=1 << 31)] | None
-Tokens = Annotated[list[Token], Field(fail_fast=True)]  # the first mistake is enough: to name them all takes seconds
-Stream = Annotated[bool, Field(description="Send each step as it is decided, as server-sent events.")]
+Id = Annotated[int, Field(ge=0, lt=1 << 31)]
+Ids = Annotated[list[Id], Field(max_length=1 << 16, fail_fast=True)]
+Tokens = Annotated[list[Id | None], Field(fail_fast=True)]  # the first mistake is enough: to name all takes seconds
+Text = Annotated[str, Field(max_length=1 << 18)]
+Item = TypeVar("Item")
+Several = Annotated[list[Item], Field(max_length=1024, fail_fast=True)]
 
 
 class StrictBody(BaseModel):
@@ -63,7 +66,7 @@ class Sampling(StrictBody):
     exact: Annotated[bool, Field(description=SAYS["exact"])] = False
     draft: Annotated[int | None, _whole("draft", 1)] = None
     revise: Annotated[int, _whole("revise", 0, 16)] = 0
-    stream: Stream = False
+    stream: Annotated[bool, Field(description="Send each step as it is decided, as server-sent events.")] = False
 
 
 class TextSampling(Sampling):
@@ -74,7 +77,7 @@ class GenerateRequest(TextSampling):
     """Texts that begin with a prompt."""
 
     model_config = ConfigDict(json_schema_extra={"examples": [{"prompt": "", "length": 32, "steps": 8, "revise": 4}]})
-    prompt: Annotated[str, Field(max_length=1 << 18)] = ""
+    prompt: Text = ""
     length: Annotated[
         int | None, Field(ge=1, le=1 << 20, description="Tokens in all. Default: the model's context.")
     ] = None
@@ -84,16 +87,9 @@ class FillRequest(TextSampling):
     """A text with gaps, or tokens with null for gaps."""
 
     model_config = ConfigDict(json_schema_extra={"examples": [{"text": "The [3] sat on ___ .", "steps": 4, "seed": 0}]})
-    text: Annotated[
-        str | None, Field(max_length=1 << 18, description="[8] is a gap of eight tokens, ___ one of three.")
-    ] = None
+    text: Annotated[Text | None, Field(description="[8] is a gap of eight tokens, ___ one of three.")] = None
     tokens: Annotated[Tokens | None, Field(max_length=1 << 16, description="Instead of a text.")] = None
-    spaced: Annotated[
-        list[Annotated[int, Field(ge=0, lt=1 << 31)]],
-        Field(
-            max_length=1 << 16, fail_fast=True, description="With tokens: positions that have to begin with a space."
-        ),
-    ] = []
+    spaced: Annotated[Ids, Field(description="With tokens: positions that have to begin with a space.")] = []
 
     @model_validator(mode="after")
     def _one(self) -> FillRequest:
@@ -113,11 +109,6 @@ class AlternativesRequest(StrictBody):
     k: Annotated[int, Field(ge=1, le=100, description="How many.")] = 10
 
 
-Text = Annotated[str, Field(max_length=1 << 18)]
-Texts = Annotated[list[Text], Field(max_length=1024, fail_fast=True)]
-Ids = Annotated[list[Annotated[int, Field(ge=0, lt=1 << 31)]], Field(max_length=1 << 16, fail_fast=True)]
-
-
 class StreamOptions(BaseModel):
     """What OpenAI's clients ask of a stream."""
 
@@ -133,10 +124,9 @@ class CompletionRequest(TextSampling):
         json_schema_extra={"examples": [{"prompt": "The cat", "suffix": " the mat.", "max_tokens": 8, "seed": 0}]}
     )
     prompt: Annotated[
-        Text | Texts | Ids | Annotated[list[Ids], Field(max_length=1024, fail_fast=True)],
-        Field(description="A text or its tokens, or a list of either."),
+        Text | Several[Text] | Ids | Several[Ids], Field(description="A text or its tokens, or a list of either.")
     ] = ""
-    suffix: Annotated[str | None, Field(max_length=1 << 18)] = None
+    suffix: Text | None = None
     max_tokens: Annotated[int, Field(ge=1, le=1 << 20)] = 16
     stop: Annotated[str, Field(min_length=1, max_length=200)] | Annotated[list[str], Field(max_length=4)] | None = None
     echo: bool = False
@@ -159,7 +149,7 @@ class CompletionRequest(TextSampling):
 
 class PictureSampling(Sampling):
     label: Annotated[
-        Annotated[str, Field(max_length=200)] | Annotated[int, Field(ge=0, lt=1 << 31)] | None,
+        Annotated[str, Field(max_length=200)] | Id | None,
         Field(description="A class by name or number. Default: none."),
     ] = None
     frames: Annotated[bool, Field(description="With stream: a picture of what is known after each step.")] = False

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from maskless.drafts import Drafts, Step
 from maskless.nn.calls import evaluating
-from maskless.sampling import CELLS, Backend, revise, take
+from maskless.sampling import CELLS, Plain, revise, take
 
 
 @dataclass(frozen=True)
@@ -79,14 +79,14 @@ def by_drafts(rows: Sequence[ActiveSequence]) -> list[tuple[Drafts, Tensor]]:
     return [(drafts, torch.tensor(sorted(own))) for drafts, own in found.items()]
 
 
-def advance(rows: Sequence[ActiveSequence], backend: Backend) -> dict[Drafts, list[Step]]:
+def advance(rows: Sequence[ActiveSequence], backend: Plain) -> dict[Drafts, list[Step]]:
     """One step of every row, each at its own place in its own plan, by one call."""
     asks = [drafts.ask(own) for drafts, own in by_drafts(rows)]
     with torch.no_grad(), evaluating(backend.network):
         return {ask.drafts: steps for ask, steps in zip(asks, take(asks, backend), strict=True)}
 
 
-def begin(rows: Sequence[ActiveSequence], backend: Backend) -> dict[Drafts, list[Step]]:
+def begin(rows: Sequence[ActiveSequence], backend: Plain) -> dict[Drafts, list[Step]]:
     """Begin the next round of rows that are due in the same one, by one call."""
     with torch.no_grad(), evaluating(backend.network):
         revise(by_drafts(rows), backend.network)

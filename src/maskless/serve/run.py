@@ -9,9 +9,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from maskless import api
-from maskless.serve.fair_share import FairShare
-from maskless.serve.guard import LOOPBACK
-from maskless.serve.host import Host, Limits, name_of
+from maskless.serve.host import LOOPBACK, Host, Limits, name_of
+from maskless.serve.shares import FairShare
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -44,18 +43,28 @@ def load(sources: list[str], limits: Limits, *, device: str | None = None) -> li
     return hosts
 
 
-def serve(hosts: list[Host], limits: Limits, address: Address, *, ready: Callable[[str], None]) -> None:
-    """Listen until SIGINT or SIGTERM; `ready` is told the page's address."""
+def serve(
+    hosts: list[Host],
+    limits: Limits,
+    address: Address,
+    *,
+    ready: Callable[[str], None],
+    listener: socket.socket | None = None,
+    share: Callable[[str], str] | None = None,
+) -> None:
+    """Listen until SIGINT or SIGTERM; `ready` is told the page's address.
+
+    One of several workers brings the socket that all listen on, and a function from its figures to those of all.
+    """
     try:
         from maskless.serve.connection import Server, config_of
         from maskless.serve.web import build
     except ImportError as error:
         raise ValueError(f"the live page needs the extra web: pip install 'maskless[web]' ({error})") from None
-    app = build(hosts, limits, key=address.key, address=address.host)
+    app = build(hosts, limits, key=address.key, address=address.host, share=share)
     gc.freeze()  # what is loaded stays: a collection that looks through it stops everybody for a third of a second
-    listener = _bind(address)
-    shown = f"[{address.host}]" if ":" in address.host else address.host
-    ready(f"http://{shown}:{listener.getsockname()[1]}")
+    listener = listener or bind(address)
+    ready(page_of(address, listener))
     before = {number: signal.signal(number, _ignored) for number in (signal.SIGINT, signal.SIGTERM)}
     try:  # uvicorn raises the signal again when it has stopped: by then it has been heeded
         Server(config_of(app, limits), [host.batcher for host in hosts]).run(sockets=[listener])
@@ -68,7 +77,14 @@ def _ignored(number: int, frame: object) -> None:
     pass
 
 
-def _bind(address: Address) -> socket.socket:
+def page_of(address: Address, listener: socket.socket) -> str:
+    """The page's address."""
+    shown = f"[{address.host}]" if ":" in address.host else address.host
+    return f"http://{shown}:{listener.getsockname()[1]}"
+
+
+def bind(address: Address) -> socket.socket:
+    """A socket that listens."""
     family = socket.AF_INET6 if ":" in address.host else socket.AF_INET
     listener = socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP)  # else asyncio leaves Nagle's delay on
     listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)

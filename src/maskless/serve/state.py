@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from typing import Any
 
 from fastapi import Request
@@ -17,8 +17,10 @@ from maskless.serve.batcher import BusyError
 from maskless.serve.guard import problem
 from maskless.serve.host import Host, Limits
 from maskless.serve.metrics import Metrics
-from maskless.serve.tickets import Steps, Ticket, event, kept_alive
+from maskless.serve.requests import Sampling
+from maskless.serve.tickets import Steps, Ticket, event
 
+Landed = Callable[[Steps, float], Awaitable[list[bytes]]]  # what steps decided and when, as events
 READING = 30.0  # seconds that a client has to read the last events
 
 
@@ -49,13 +51,36 @@ class State:
         await ticket.done(request.receive)
         return ticket.seconds
 
+    async def reply(
+        self,
+        request: Request,
+        body: Sampling,
+        host: Host,
+        drafts: Drafts,
+        *,
+        landed: Landed,
+        answer: Callable[[float], Any],
+        opening: Callable[[], Any] | None = None,
+        ended: Callable[[float], list[bytes]] | None = None,
+    ) -> Any:
+        """The answer when drafts are done, or a stream where the body or the Accept header asks for one.
+
+        opening: what the first event says. ended: the last events, if these are more than the answer. It and `answer`
+        take the seconds that all took.
+        """
+        if not (body.stream or "text/event-stream" in request.headers.get("accept", "")):
+            return await asyncio.to_thread(answer, await self.whole(request, host, drafts))
+        opened = [] if opening is None else [event("start", await asyncio.to_thread(opening))]
+        done = ended or (lambda seconds: [event("done", answer(seconds))])
+        return self.stream(host, drafts, opened=opened, landed=landed, ended=done)
+
     def stream(
         self,
         host: Host,
         drafts: Drafts,
         *,
         opened: list[bytes],
-        landed: Callable[[Steps, float], AsyncIterator[bytes]],
+        landed: Landed,
         ended: Callable[[float], list[bytes]],
     ) -> StreamingResponse:
         """Drafts as server-sent events; what a request is refused for, it is refused for before the stream begins."""
@@ -66,8 +91,12 @@ class State:
                 yield one
             try:
                 seconds = 0.0
-                async for steps, seconds in ticket.steps():
-                    async for one in landed(steps, seconds):
+                async for said in ticket.steps():
+                    if said is None:
+                        yield b": still here\n\n"
+                        continue
+                    steps, seconds = said
+                    for one in await landed(steps, seconds):
                         yield one
                 for one in await asyncio.to_thread(ended, seconds):
                     yield one
@@ -79,7 +108,7 @@ class State:
                 yield event("error", problem("the model failed on this request", 500))
 
         headers = {"cache-control": "no-store", "x-accel-buffering": "no"}
-        answer = _Events(kept_alive(events()), media_type="text/event-stream", headers=headers)
+        answer = _Events(events(), media_type="text/event-stream", headers=headers)
         answer.ticket, answer.seconds = ticket, self.limits.seconds + READING
         return answer
 
@@ -100,11 +129,6 @@ class _Events(StreamingResponse):
                     await super().__call__(scope, receive, send)
         finally:
             self.ticket.cancel()
-
-
-def wants_stream(request: Request, asked: bool) -> bool:
-    """Whether a client asked for events, in the body or by its Accept header."""
-    return asked or "text/event-stream" in request.headers.get("accept", "")
 
 
 def how_of(body: Any) -> How:

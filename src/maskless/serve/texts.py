@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from math import isnan
 from typing import Any
 
@@ -16,18 +15,9 @@ from maskless.drafts import Drafts, Step
 from maskless.how import How
 from maskless.logits import row_keys
 from maskless.serve.host import Host
-from maskless.texts import document_end, written
+from maskless.texts import document_end, template_drafts, written
 
 _BLANK = re.compile(r"\\(_{3,})|(_{3,})")
-
-
-@dataclass(frozen=True)
-class Gapped:
-    """A text with gaps, as tokens."""
-
-    tokens: list[int | None]  # None: to be decided
-    spaced: frozenset[int] = frozenset()  # positions whose token has to begin with a space
-    lead: int = 0  # tokens before the text's own, which are not shown
 
 
 def blanks(text: str) -> str:
@@ -35,40 +25,31 @@ def blanks(text: str) -> str:
     return _BLANK.sub(lambda found: found[1] or f"[{len(found[2])}]", text)
 
 
-def from_template(host: Host, text: str) -> Gapped:
+def from_template(host: Host, text: str) -> Template:
     """ "The [8] sat on ___." as tokens."""
-    return _led(host, parse_gaps(host.text, text, host.length))
+    return parse_gaps(host.text, text, host.length).behind(host.lead)
 
 
-def between(host: Host, prompt: str | list[int], gap: int, suffix: str) -> Gapped:
+def between(host: Host, prompt: str | list[int], gap: int, suffix: str) -> Template:
     """A gap of so many tokens between two texts, in which nothing is read as a gap; a prompt may be tokens."""
     if isinstance(prompt, str):
-        return _led(host, lay_out(host.text, [prompt, gap, suffix], host.length))
-    if prompt[: len(host.lead)] == host.lead:
-        prompt = prompt[len(host.lead) :]
-    behind = lay_out(host.text, [gap, suffix], host.length)
-    tokens = [token if known else None for token, known in zip(behind.tokens, behind.known, strict=True)]
-    return Gapped([*host.lead, *prompt, *tokens], frozenset(), len(host.lead))
+        return lay_out(host.text, [prompt, gap, suffix], host.length).behind(host.lead)
+    led = prompt[: len(host.lead)] == host.lead
+    return lay_out(host.text, [gap, suffix], host.length).behind(prompt if led else [*host.lead, *prompt])
 
 
-def _led(host: Host, template: Template) -> Gapped:
-    lead = host.lead
-    tokens = [token if known else None for token, known in zip(template.tokens, template.known, strict=True)]
-    return Gapped([*lead, *tokens], frozenset(len(lead) + i for i in template.spaced), len(lead))
-
-
-def from_prompt(host: Host, prompt: str, length: int | None) -> Gapped:
+def from_prompt(host: Host, prompt: str, length: int | None) -> Template:
     """A prompt and all that follows it, `length` tokens in all."""
-    lead, given = host.lead, lay_out(host.text, [prompt], host.length).tokens
-    length = host.length if length is None else length
-    known = len(lead) + len(given)
+    given = [*host.lead, *lay_out(host.text, [prompt], host.length).tokens]
+    length, known = host.length if length is None else length, len(given)
     if not known < length <= host.length:
         most = f"{known + 1} to {host.length}" if known < host.length else f"a prompt of less than {host.length} tokens"
         raise ValueError(f"length {length} with a prompt of {known} tokens is out of range: expected {most}")
-    return Gapped([*lead, *given, *[None] * (length - known)], frozenset(), len(lead))
+    unknown = length - known
+    return Template([0] * unknown, [False] * unknown, []).behind(given)
 
 
-def from_tokens(host: Host, tokens: Sequence[int | None], spaced: Sequence[int]) -> Gapped:
+def from_tokens(host: Host, tokens: Sequence[int | None], spaced: Sequence[int]) -> Template:
     """Token ids with null for what is to be decided; the lead is one of them where the model has one."""
     for token in tokens:
         if token is not None and not 0 <= token < host.text.vocab:
@@ -76,41 +57,55 @@ def from_tokens(host: Host, tokens: Sequence[int | None], spaced: Sequence[int])
     for position in spaced:
         if not 0 <= position < len(tokens):
             raise ValueError(f"a spaced position is {position}: expected 0 to {len(tokens) - 1}")
-    lead = host.lead
-    led = len(lead) if list(tokens[: len(lead)]) == lead else 0
-    return Gapped(list(tokens), frozenset(spaced), led)
+    return Template([token or 0 for token in tokens], [token is not None for token in tokens], sorted(set(spaced)))
 
 
-def drafts_of(host: Host, gapped: Gapped, how: How, n: int = 1) -> Drafts:
-    """n drafts that fill the same gaps, each with numbers of its own: row i of a seed is the same whatever n is."""
-    L, unknown = len(gapped.tokens), sum(token is None for token in gapped.tokens)
+def drafts_of(host: Host, templates: Sequence[Template], how: How, n: int = 1) -> Drafts:
+    """n drafts of each text, each with numbers of its own: row i of a seed is the same whatever the others are."""
+    L, unknown = max(len(one.known) for one in templates), max(one.known.count(False) for one in templates)
     if L > host.length:
         raise ValueError(f"the text is {L} tokens long with its gaps: expected at most {host.length}")
     if not unknown:
         raise ValueError("nothing to decide: every token is known")
-    tokens = torch.tensor([0 if token is None else token for token in gapped.tokens]).repeat(n, 1)
-    known = torch.tensor([token is not None for token in gapped.tokens]).repeat(n, 1)
-    spaced = torch.zeros(n, L, dtype=torch.bool)
-    spaced[:, sorted(gapped.spaced)] = True
-    keys, how = row_keys(how.seed, torch.arange(n)), host.within(how, unknown)
-    return host.checked(decide.drafts_of(host.model, tokens, known, keys, how, spaced=spaced))
+    keys = row_keys(how.seed, torch.arange(n).repeat(len(templates)))
+    rows = [template for template in templates for _ in range(n)]
+    return host.checked(template_drafts(host.model, rows, keys, host.within(how, unknown)))
 
 
-def _about(host: Host, gapped: Gapped, drafts: Drafts) -> dict[str, Any]:
+def probe(host: Host, tokens: Sequence[int | None], position: int, k: int) -> Drafts:
+    """A draft of one step that decides a single position, all other known tokens given, and keeps k alternatives."""
+    if host.causal:
+        raise ValueError(f"{host.name} writes from left to right: alternatives need a model that knows both sides")
+    template = from_tokens(host, tokens, [])
+    L = len(tokens)
+    if position >= L or L > host.length:
+        raise ValueError(f"position {position} of {L} tokens: expected one of them, and at most {host.length}")
+    wanted = torch.arange(L)[None] == position
+    known = torch.tensor([template.known]) & ~wanted
+    key, how = row_keys(0, torch.zeros(1, dtype=torch.long)), How(steps=1, order="random")
+    drafts = decide.drafts_of(host.model, torch.tensor([template.tokens]), known, key, how, wanted=wanted)
+    drafts.top = k
+    return drafts
+
+
+def _about(host: Host, template: Template, drafts: Drafts) -> dict[str, Any]:
+    lead = len(host.lead)
+    led = template.tokens[:lead] == host.lead and all(template.known[:lead])
     return {
         "model": host.name,
         "steps": drafts.steps,
         "revision_steps": drafts.steps - drafts.rounds[0],
-        "lead": gapped.lead,
-        "spaced": sorted(gapped.spaced),
+        "lead": lead if led else 0,
+        "spaced": template.spaced,
     }
 
 
-def opening(host: Host, gapped: Gapped, drafts: Drafts) -> dict[str, Any]:
+def opening(host: Host, template: Template, drafts: Drafts) -> dict[str, Any]:
     """What a client can show before anything is decided."""
-    return _about(host, gapped, drafts) | {
-        "tokens": gapped.tokens,
-        "pieces": [None if token is None else host.piece(token) for token in gapped.tokens],
+    tokens = [token if known else None for token, known in zip(template.tokens, template.known, strict=True)]
+    return _about(host, template, drafts) | {
+        "tokens": tokens,
+        "pieces": [None if token is None else host.piece(token) for token in tokens],
         "unknown": int(drafts.wanted[0].sum()),
         "texts": len(drafts),
         "draft": drafts.draft or None,
@@ -152,7 +147,7 @@ def decided(step: Step) -> Iterator[tuple[int, int, int, float]]:
         yield row, position, token, rounded(chance)
 
 
-def answer(host: Host, gapped: Gapped, drafts: Drafts, seconds: float) -> dict[str, Any]:
+def answer(host: Host, template: Template, drafts: Drafts, seconds: float) -> dict[str, Any]:
     """The finished texts: tokens, how they look, the step and the probability of each."""
     texts, count = [], 0
     for tokens, came, chances in zip(*(x.tolist() for x in (drafts.tokens, drafts.came, drafts.chance)), strict=True):
@@ -167,7 +162,7 @@ def answer(host: Host, gapped: Gapped, drafts: Drafts, seconds: float) -> dict[s
                 "probabilities": [None if isnan(p) else rounded(p) for p in chances],
             }
         )
-    return _about(host, gapped, drafts) | {
+    return _about(host, template, drafts) | {
         "seconds": round(seconds, 4),
         "tokens_per_second": round(count / max(seconds, 1e-9), 1),
         "texts": texts,

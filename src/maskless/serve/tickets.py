@@ -14,10 +14,10 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import Any
 
 from maskless.drafts import Drafts, Step
-from maskless.serve.batcher import Batcher, Job, LateError
+from maskless.serve.batcher import LATE, Batcher, BusyError, Job
 
 Steps = list[Step]
-KEEP_ALIVE = 15.0  # seconds without an event after which a comment is sent, so that proxies keep the line open
+KEEP_ALIVE = 15.0  # seconds without an event after which a comment is sent
 
 
 class GoneError(Exception):
@@ -33,7 +33,7 @@ class Ticket:
         on_step = self._landed if watched else None
         self.job = Job(drafts, on_end=self._say, on_step=on_step, deadline=self.begun + seconds)
         batcher.submit(self.job)
-        self.timer = self.loop.call_later(seconds, self._say, LateError())  # also where a step does not come back
+        self.timer = self.loop.call_later(seconds, self._say, BusyError(LATE))  # also where a step does not come back
 
     @property
     def seconds(self) -> float:
@@ -46,15 +46,22 @@ class Ticket:
         with contextlib.suppress(RuntimeError):  # the loop has ended: nobody listens
             self.loop.call_soon_threadsafe(self.said.put_nowait, what)
 
-    async def steps(self) -> AsyncIterator[tuple[Steps, float]]:
-        """What each step decides and when, until all rows are done; raises what ended the job."""
-        try:
-            while (said := await self.said.get()) is not None:
-                if isinstance(said, Exception):
-                    raise said
-                yield said
-        finally:
-            self.cancel()
+    async def steps(self) -> AsyncIterator[tuple[Steps, float] | None]:
+        """What each step decides and when, until all rows are done; raises what ended the job.
+
+        None wherever nothing comes for a while: a stream says something then, so that proxies keep the line open.
+        """
+        while True:
+            try:
+                said = await asyncio.wait_for(self.said.get(), KEEP_ALIVE)
+            except TimeoutError:
+                yield None
+                continue
+            if said is None:
+                return
+            if isinstance(said, Exception):
+                raise said
+            yield said
 
     async def done(self, receive: Callable[[], Awaitable[Any]]) -> None:
         """Wait for the end of the job, or raise GoneError as soon as the client leaves."""
@@ -86,29 +93,3 @@ async def _left(receive: Callable[[], Awaitable[Any]]) -> None:
 def event(name: str, data: Any) -> bytes:
     """A server-sent event."""
     return f"event: {name}\ndata: {json.dumps(data, separators=(',', ':'))}\n\n".encode()
-
-
-async def kept_alive(events: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
-    """The events, with a comment wherever there is none for a while."""
-    source = aiter(events)
-    coming: asyncio.Task[bytes] | None = None
-    try:
-        while True:
-            coming = coming or asyncio.ensure_future(anext(source))
-            ready, _ = await asyncio.wait({coming}, timeout=KEEP_ALIVE)
-            if not ready:
-                yield b": still here\n\n"
-                continue
-            try:
-                one = coming.result()
-            except StopAsyncIteration:
-                return
-            coming = None
-            yield one
-    finally:
-        if coming is not None:
-            coming.cancel()
-            with contextlib.suppress(asyncio.CancelledError, StopAsyncIteration, Exception):
-                await coming
-        if (close := getattr(source, "aclose", None)) is not None:
-            await close()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager
 from importlib.resources import files
@@ -12,18 +12,17 @@ from typing import Any
 
 from fastapi import FastAPI, Request
 from fastapi.exceptions import RequestValidationError
-from fastapi.responses import JSONResponse, Response
+from fastapi.responses import Response
 from pydantic import ValidationError
 from starlette.exceptions import HTTPException
 
 from maskless.logits import BrokenModelError
 from maskless.serve.batcher import BusyError
-from maskless.serve.guard import LOOPBACK, App, Guard, problem
-from maskless.serve.host import Host, Limits
+from maskless.serve.guard import App, Guard, refusal
+from maskless.serve.host import LOOPBACK, Host, Limits
 from maskless.serve.metrics import TYPE, Metrics
 from maskless.serve.requests import ErrorAnswer, Health, ModelsAnswer
-from maskless.serve.routes_pictures import picture_routes
-from maskless.serve.routes_text import text_routes
+from maskless.serve.routes import picture_routes, text_routes
 from maskless.serve.state import State, UnknownModelError
 from maskless.serve.tickets import GoneError
 from maskless.version import __version__
@@ -44,19 +43,42 @@ ERRORS: dict[int | str, dict[str, Any]] = {
         503: "Too busy, or stopping: try again.",
     }.items()
 }
+STATUSES = {UnknownModelError: 404, BrokenModelError: 500, ValueError: 400, BusyError: 503}  # the first that fits
 READERS = 2  # threads that read texts and pictures and write answers: each may take 100 MB, and keeps some of it
+SHARED = 1.0  # seconds between two times that a worker leaves its figures for the others
 SUMMARY = "Text and pictures in parallel and in any order, without a mask token."
 
 
-def build(hosts: Sequence[Host], limits: Limits, *, key: str | None = None, address: str = "127.0.0.1") -> App:
-    """The whole application as an ASGI callable; it closes the batchers when it ends."""
+def build(
+    hosts: Sequence[Host],
+    limits: Limits,
+    *,
+    key: str | None = None,
+    address: str = "127.0.0.1",
+    share: Callable[[str], str] | None = None,
+) -> App:
+    """The whole application as an ASGI callable; it closes the batchers when it ends.
+
+    `share` takes the figures of this process and returns those of all that serve together.
+    """
     metrics = Metrics()
     state = State(hosts, limits, metrics)
+
+    def figures() -> str:
+        own = metrics.text(hosts)
+        return own if share is None else share(own)
+
+    async def share_figures() -> None:
+        while share is not None:
+            figures()
+            await asyncio.sleep(SHARED)
 
     @asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
         asyncio.get_running_loop().set_default_executor(ThreadPoolExecutor(READERS, "reader"))
+        sharing = asyncio.create_task(share_figures())
         yield
+        sharing.cancel()
         for host in hosts:
             host.batcher.close()
 
@@ -71,14 +93,14 @@ def build(hosts: Sequence[Host], limits: Limits, *, key: str | None = None, addr
     )
     app.include_router(text_routes(state))
     app.include_router(picture_routes(state))
-    _plain_routes(app, state)
+    _plain_routes(app, state, figures)
     _page_routes(app)
     _error_answers(app)
     paths = frozenset([*app.openapi()["paths"], "/", "/docs"])
     return Guard(app, metrics, limits, key=key, local=address in LOOPBACK, paths=paths)
 
 
-def _plain_routes(app: FastAPI, state: State) -> None:
+def _plain_routes(app: FastAPI, state: State, figures: Callable[[], str]) -> None:
     @app.get("/v1/models", response_model=ModelsAnswer, tags=["about"], summary="The models and what they can do")
     async def models() -> Any:
         return {"data": [host.described() for host in state.hosts.values()]}
@@ -93,12 +115,12 @@ def _plain_routes(app: FastAPI, state: State) -> None:
     async def healthz() -> Any:
         dead = [host.name for host in state.hosts.values() if not host.batcher.thread.is_alive()]
         if dead:
-            return JSONResponse(problem(f"the thread of {', '.join(dead)} has ended", 503), 503)
+            return refusal(f"the thread of {', '.join(dead)} has ended", 503)
         return {"models": list(state.hosts), "version": __version__}
 
     @app.get("/metrics", response_class=Response, tags=["about"], summary="Figures for Prometheus")
     async def metrics() -> Response:
-        return Response(state.metrics.text(state.hosts.values()), media_type=TYPE)
+        return Response(figures(), media_type=TYPE)
 
 
 def _page_routes(app: FastAPI) -> None:
@@ -126,30 +148,22 @@ def _page_routes(app: FastAPI) -> None:
 
 
 def _error_answers(app: FastAPI) -> None:
-    def answered(message: str, status: int) -> JSONResponse:
-        headers = {"retry-after": "1"} if status == 503 else None
-        return JSONResponse(problem(message, status), status, headers=headers)
+    async def told(request: Request, error: Exception) -> Response:
+        return refusal(str(error), next(status for kind, status in STATUSES.items() if isinstance(error, kind)))
 
-    def told(status: int) -> Callable[[Request, Exception], Awaitable[Response]]:
-        async def answer(request: Request, error: Exception) -> JSONResponse:
-            return answered(str(error), status)
-
-        return answer
-
-    for kind, status in {ValueError: 400, UnknownModelError: 404, BrokenModelError: 500, BusyError: 503}.items():
-        app.add_exception_handler(kind, told(status))
+    for kind in STATUSES:
+        app.add_exception_handler(kind, told)
 
     @app.exception_handler(RequestValidationError)
-    async def misformed(request: Request, error: RequestValidationError) -> JSONResponse:
-        return answered(_first(error), 422)
+    async def misformed(request: Request, error: RequestValidationError) -> Response:
+        return refusal(_first(error), 422)
 
     @app.exception_handler(HTTPException)
-    async def unknown(request: Request, error: HTTPException) -> JSONResponse:
+    async def unknown(request: Request, error: HTTPException) -> Response:
         path = request.url.path[:100]
         known = {404: f"no such path: {path}", 405: f"{request.method} is not allowed for {path}"}
-        answer = answered(known.get(error.status_code, str(error.detail)), error.status_code)
-        for name, value in (error.headers or {}).items():
-            answer.headers[name] = value
+        answer = refusal(known.get(error.status_code, str(error.detail)), error.status_code)
+        answer.headers.update(error.headers or {})
         return answer
 
     @app.exception_handler(GoneError)
@@ -157,8 +171,8 @@ def _error_answers(app: FastAPI) -> None:
         return Response(status_code=499)  # nobody reads it
 
     @app.exception_handler(Exception)
-    async def failed(request: Request, error: Exception) -> JSONResponse:
-        return answered("the server failed on this request", 500)
+    async def failed(request: Request, error: Exception) -> Response:
+        return refusal("the server failed on this request", 500)
 
 
 def _first(error: RequestValidationError | ValidationError) -> str:

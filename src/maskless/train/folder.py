@@ -185,10 +185,19 @@ class RunFolder(ABC, Generic[T]):
         if last and self.settings.minutes is not None:  # with its end, which is yet to come
             used = max(60 * self.settings.minutes, used + self.clock.reserve)
         with self.aside("save"):
-            held = {"step": step, "seconds": self.clock.seconds, "wall_seconds": used} | self.state()
-            if self.main:
-                state.save(self.folder / "states", held, self.settings.keep)
+            self.save_state({"step": step, "seconds": self.clock.seconds, "wall_seconds": used})
             self.save_model()
+            if last:
+                self.settle()
+
+    def save_state(self, about: dict[str, Any]) -> None:
+        """Write a training state; about: its step and seconds."""
+        held = about | self.state()
+        if self.main:
+            state.save(self.folder / "states", held, self.settings.keep)
+
+    def settle(self) -> None:
+        """Wait until what was saved is on the disk."""
 
     def note(self, step: int, **line: Any) -> None:
         """Write a line of metrics, and tell the trackers."""
@@ -254,6 +263,7 @@ def complete(run: RunFolder[T], console: Console, opening: str, *, name: str, ea
                     run.save(done, last=last)
                     run.keep_time_for_the_end()
                 if interrupted:
+                    run.settle()
                     raise KeyboardInterrupt
                 share = step.share
         if done == run.start:  # all was done: a kill may have come between the last state and its model

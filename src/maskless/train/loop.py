@@ -28,6 +28,7 @@ from maskless.objective import Task, mixed_seed
 from maskless.train.captured import Captured, Piece
 from maskless.train.config import RAGGED, Settings, TrainConfig
 from maskless.train.prefetch import prefetch
+from maskless.train.processes import Meeting
 from maskless.train.spikes import Spikes
 from maskless.train.state import whole
 from maskless.train.tasks import objective_of, tasks_of
@@ -152,7 +153,9 @@ def take_steps(
     share = share_done(config, start, clock, accelerator)
     if share >= 1:
         return
+    meet = Meeting(world)
     for step, (pieces, count) in enumerate(prefetch(map(work.pieces, range(start, config.steps))), start):
+        meet(step)
         rate = config.rate(step, share)
         for group in optimizer.param_groups:
             group["lr"] = rate

@@ -2,14 +2,22 @@
 
 from __future__ import annotations
 
+import re
+import time
+from datetime import timedelta
 from pathlib import Path
 
 import torch
+import torch.distributed as dist
 from accelerate import Accelerator, DistributedType, PartialState
 from accelerate.tracking import get_available_trackers
 from accelerate.utils import FullyShardedDataParallelPlugin, ProjectConfiguration, parse_flag_from_env
 
 from maskless.train.config import MODELS, TrainConfig
+from maskless.train.interruption import StoppedError
+
+PATIENCE = timedelta(minutes=10)  # with a process that does not come to a step; torch's own with GPUs is as long
+LONGER = timedelta(seconds=30)  # so much, with the first process: it has to say who did not come
 
 
 def processes() -> PartialState:
@@ -40,3 +48,25 @@ def check_processes(settings: TrainConfig, state: PartialState) -> None:
         raise ValueError(f"batch {settings.batch} does not split over {world} process(es) x {pieces} piece(s)")
     if settings.fsdp and state.distributed_type in (DistributedType.NO, DistributedType.MULTI_CPU):
         raise ValueError("fsdp shards over GPUs, with a process for each: start with torchrun or accelerate launch")
+
+
+class Meeting:
+    """Where all processes meet before each step: one that hangs, or has ended, is named in a line."""
+
+    def __init__(self, processes: int):
+        self.group = dist.new_group(backend="gloo", timeout=PATIENCE + LONGER) if processes > 1 else None
+
+    def __call__(self, step: int) -> None:
+        if self.group is None:
+            return
+        begun = time.monotonic()
+        try:
+            dist.monitored_barrier(self.group, PATIENCE, wait_all_ranks=True)
+        except RuntimeError as error:
+            waited, named = time.monotonic() - begun, re.search(r"Ranks ([\d, ]+) failed", str(error))
+            if named is None and waited < PATIENCE.total_seconds() + 1:
+                raise StoppedError(f"a process did not come to step {step + 1:,}: process 0 says which") from None
+            who = "0" if named is None else named[1]
+            raise StoppedError(
+                f"process {who} did not come to step {step + 1:,} in {waited:,.0f} seconds: it hangs or has ended"
+            ) from None

@@ -36,6 +36,7 @@ from maskless.train.folder import TAIL, Milestone, RunFolder
 from maskless.train.loop import Progress, compile_layers, train
 from maskless.train.processes import accelerator_of, check_processes, processes
 from maskless.train.report import or_unknown, plot_losses
+from maskless.train.sharded import Sharded
 from maskless.train.spikes import IN_A_ROW, Spikes
 from maskless.train.tasks import objective_of, tasks_of
 
@@ -110,6 +111,7 @@ class Run(RunFolder[tuple[Likelihood, list[Text]]]):
         self.network, self.optimizer = self.accelerator.prepare(network, adam)
         self.ema = EMA(self.network.parameters(), settings.ema)
         self.spikes = Spikes(settings.skip_spikes, self.accelerator.device) if settings.skip_spikes else None
+        self.sharded = Sharded(self.network, self.optimizer, self.ema) if settings.fsdp else None
         self.model = _model(self.accelerator.unwrap_model(self.network), self.data, settings.orders)
         self.accelerator.wait_for_everyone()  # all see the same states: the first may still be writing the last one
         self.open(self.config.fields(folder))
@@ -157,14 +159,34 @@ class Run(RunFolder[tuple[Likelihood, list[Text]]]):
     def state(self) -> dict[str, Any]:
         weights, moments = get_state_dict(self.network, self.optimizer, options=WHOLE)
         averages = [state.whole(average).cpu() for average in self.ema.averages]
-        held = {"weights": weights, "optimizer": moments, "averages": averages, "updates": self.ema.updates}
-        return held if self.spikes is None else held | {"spikes": self.spikes.state()}
+        return {"weights": weights, "optimizer": moments, "averages": averages} | self.beside()
+
+    def beside(self) -> dict[str, Any]:
+        """What a state holds beside tensors."""
+        spikes = {} if self.spikes is None else {"spikes": self.spikes.state()}
+        return {"updates": self.ema.updates} | spikes
+
+    def save_state(self, about: dict[str, Any]) -> None:
+        if self.sharded is None:
+            super().save_state(about)
+        else:
+            self.sharded.save(self.folder / "states", about | self.beside(), self.settings.keep)
+
+    def settle(self) -> None:
+        if self.sharded is not None:
+            self.sharded.wait()
 
     def restore(self, found: dict[str, Any]) -> None:
-        weights, moments = found["weights"], found["optimizer"]
-        state.check_numbers([*weights.values(), *found["averages"]])
-        set_state_dict(self.network, self.optimizer, model_state_dict=weights, optim_state_dict=moments, options=WHOLE)
-        self.ema.restore(found["averages"], found["updates"])
+        if self.sharded is not None and "shards" in found:
+            self.sharded.load(found["shards"], found["files"])
+            self.ema.updates = found["updates"]
+        else:
+            weights, optim = found["weights"], found["optimizer"]
+            state.check_numbers([*weights.values(), *found["averages"]])
+            set_state_dict(
+                self.network, self.optimizer, model_state_dict=weights, optim_state_dict=optim, options=WHOLE
+            )
+            self.ema.restore(found["averages"], found["updates"])
         if self.spikes is not None and "spikes" in found:
             self.spikes.restore(found["spikes"])
 

@@ -30,8 +30,8 @@ class Spikes:
         return spike.float()
 
     def state(self) -> dict[str, Any]:
-        return {"norms": self.norms.cpu(), "total": self.total.cpu(), "row": self.row.cpu()}
+        return {"norms": self.norms.tolist(), "total": self.total.item(), "row": self.row.item()}
 
     def restore(self, found: dict[str, Any]) -> None:
-        device = self.norms.device
-        self.norms, self.total, self.row = (found[name].to(device) for name in ("norms", "total", "row"))
+        device, names = self.norms.device, ("norms", "total", "row")
+        self.norms, self.total, self.row = (torch.as_tensor(found[name], device=device) for name in names)

@@ -7,39 +7,28 @@ export class Refused extends Error {
   constructor(message, status) { super(message); this.status = status; }
 }
 
-function headers(more) {
-  return { ...(key ? { authorization: `Bearer ${key}` } : {}), ...more };
-}
-
-async function checked(response) {
+// The answer to a request, which is a POST if it has a body; throws what an error says.
+async function ask(path, body, { accept = "application/json", signal } = {}) {
+  const headers = { accept, ...(body && { "content-type": "application/json" }), ...(key && { authorization: `Bearer ${key}` }) };
+  let response;
+  try {
+    response = await fetch(path, { method: body ? "POST" : "GET", headers, body: body && JSON.stringify(body), signal });
+  } catch (error) {
+    if (error instanceof TypeError) throw new Refused("the server does not answer: is it still running?", 0);
+    throw error;
+  }
   if (response.ok) return response;
   let message = `the server answered ${response.status}`;
   try { message = (await response.json()).error.message; } catch { /* not JSON: the status says it */ }
   throw new Refused(message, response.status);
 }
 
-async function sent(path, options) {
-  try {
-    return await checked(await fetch(path, options));
-  } catch (error) {
-    if (error instanceof TypeError) throw new Refused("the server does not answer: is it still running?", 0);
-    throw error;
-  }
-}
-
-export async function get(path) {
-  return (await sent(path, { headers: headers() })).json();
-}
-
-export async function post(path, body, signal) {
-  const options = { method: "POST", headers: headers({ "content-type": "application/json" }), body: JSON.stringify(body), signal };
-  return (await sent(path, options)).json();
-}
+export const get = async (path) => (await ask(path)).json();
+export const post = async (path, body) => (await ask(path, body)).json();
 
 // Calls on[name](data) for each event; ends after "done", and throws what an "error" says.
 export async function stream(path, body, on, signal) {
-  const more = { "content-type": "application/json", accept: "text/event-stream" };
-  const response = await sent(path, { method: "POST", headers: headers(more), body: JSON.stringify({ ...body, stream: true }), signal });
+  const response = await ask(path, { ...body, stream: true }, { accept: "text/event-stream", signal });
   const reader = response.body.pipeThrough(new TextDecoderStream()).getReader();
   let rest = "", ended = false;
   for (;;) {

@@ -1,14 +1,14 @@
 // Pictures: draw one of a class, watch the grid fill in, paint over a region and redraw it.
 
 import { stream } from "./api.js";
-import { $, Pacer, Replay, complain, hue, make, newSeed, pace, say, seedOf } from "./ui.js";
+import { $, Replay, Run, complain, hue, make, newSeed, pace, say, seedOf } from "./ui.js";
 
 let model, replay, running = null, frames = [], came = [], tokens = null, upload = null, painted = new Set(), cursor = null, brush = null, last = null, asked = null;
 const canvas = () => $("canvas");
 const cells = () => model.grid;
 
 export const busy = () => running !== null;
-export const stop = () => running?.abort();
+export const stop = () => running?.stop();
 
 export function start(found) {
   model = found;
@@ -61,13 +61,13 @@ async function inpaint() {
 async function run(path, body) {
   stop();
   complain(null);
-  const control = running = new AbortController();
+  const own = running = new Run();
   $("draw-label").textContent = "Stop";
-  const before = { frames, came, painted }, pacer = new Pacer(0), steps = Number(replay.slider.max), hint = $("p-hint").textContent;
+  const before = { frames, came, painted }, steps = Number(replay.slider.max), hint = $("p-hint").textContent;
   try {
     await stream(path, body, {
       start: (data) => {
-        pacer.gap = pace("p-pace", data.steps);
+        own.gap = pace("p-pace", data.steps);
         frames = [picture(data.image)];
         came = data.known.flat().map((known) => known ? -1 : Infinity);
         painted = new Set();
@@ -78,14 +78,14 @@ async function run(path, body) {
       },
       step: (data) => {
         const frame = picture(data.image);
-        pacer.push(() => {
+        own.push(() => {
           for (const one of data.decided) came[one.row * cells()[1] + one.column] = data.step;
           frames[data.step + 1] = frame;
           replay.mark(data.step + 1);
           show(data.step + 1);
         });
       },
-      done: (data) => pacer.push(() => {
+      done: (data) => own.push(() => {
         tokens = data.tokens;
         forget();
         frames[data.steps + 1] = picture(data.image);
@@ -96,20 +96,19 @@ async function run(path, body) {
         $("p-hint").textContent = `${facts}. Paint a part to redraw it.`;
         canvas().setAttribute("aria-label", `A picture${data.label === null ? "" : ` of ${data.label}`}. Paint over a region to redraw it: drag, or move with the arrow keys and press Space.`);
       }),
-    }, control.signal);
-    control.signal.addEventListener("abort", () => pacer.stop());
-    await pacer.last;
-    control.signal.throwIfAborted();
+    }, own.signal);
+    await own.last;
+    own.signal.throwIfAborted();
     return true;
   } catch (error) {
-    pacer.stop();
+    own.stop();
     complain(error);
     ({ frames, came, painted } = before);
     replay.ready(steps);
     $("p-hint").textContent = hint;
     return false;
   } finally {
-    if (running === control) running = null;
+    if (running === own) running = null;
     $("draw-label").textContent = "Draw";
     marks();
   }

@@ -15,7 +15,6 @@ export class TextView {
     Object.assign(this, { spans: [], spaces: [], old: new Set(), rooms: [], lines: [], heights: [], filling: false, refusals: [], marked: [] });
     this.element.replaceChildren(make("span", { className: "empty", textContent: text }));
   }
-  get empty() { return this.tokens.length === 0; }
 
   // A run begins: the opening of a stream. kept: what is known of tokens that were decided before.
   open(start, kept = null) {

@@ -49,17 +49,19 @@ export function seedOf(id) {
   return value;
 }
 
-// Things to show, one after the other, with so many milliseconds between them; figures are not held back.
-export class Pacer {
-  constructor(gap) { Object.assign(this, { gap, last: Promise.resolve(), stopped: false }); }
+// A run: things to show one after the other, with so many milliseconds between them, until it is stopped; figures are
+// not held back.
+export class Run {
+  constructor() { Object.assign(this, { gap: 0, last: Promise.resolve(), control: new AbortController() }); }
+  get signal() { return this.control.signal; }
   push(show) {
     this.last = this.last.then(async () => {
-      if (this.stopped) return;
+      if (this.signal.aborted) return;
       show();
       if (this.gap) await new Promise((resolve) => setTimeout(resolve, this.gap));
     });
   }
-  stop() { this.stopped = true; }
+  stop() { this.control.abort(); }
 }
 
 export const pace = (id, steps) => $(id).checked && !still() ? Math.min(140, 3000 / steps) : 0;

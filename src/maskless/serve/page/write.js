@@ -3,7 +3,7 @@
 import { post, stream } from "./api.js";
 import { asked, current, gapped, settings } from "./settings.js";
 import { TextView } from "./text_view.js";
-import { $, Pacer, Replay, complain, make, many, newSeed, pace, percent, rate, say, seedOf, stepsText } from "./ui.js";
+import { $, Replay, Run, complain, make, many, newSeed, pace, percent, rate, say, seedOf, stepsText } from "./ui.js";
 
 let view, replay, running = null, opened = -1;
 
@@ -27,7 +27,7 @@ export function start() {
 }
 
 export const busy = () => running !== null;
-export const stop = () => running?.abort();
+export const stop = () => running?.stop();
 
 export async function fill() {
   const model = current();
@@ -45,9 +45,8 @@ async function run(path, body, kept) {
   stop();
   shut(false);
   complain(null);
-  const control = running = new AbortController();
+  const own = running = new Run(), lead = view.lead;
   labels();
-  const lead = view.lead, pacer = new Pacer(0);
   const landed = new Set();  // positions: one that lands again is still one token
   try {
     await stream(path, body, {
@@ -59,13 +58,13 @@ async function run(path, body, kept) {
         replay.mark(0);
         $("legend-strands").hidden = !view.strands;
         $("legend-refused").hidden = !data.draft;
-        pacer.gap = data.draft ? 3 * pace("pace", steps) : pace("pace", steps);
+        own.gap = data.draft ? 3 * pace("pace", steps) : pace("pace", steps);
         say(`Filling ${many(data.unknown, "token")}${data.draft ? "" : ` in ${stepsText(data)}`}`);
       },
       step: (data) => {
         for (const one of data.decided) landed.add(one.position);
         facts(landed.size, data.seconds, data.refused ? roundsText(landed.size, data.step + 1) : "");
-        pacer.push(() => {
+        own.push(() => {
           for (const one of data.decided) view.land(one.position, one.token, one.text, one.probability, data.step);
           if (data.refused) view.refuse(data.step, data.refused);
           view.hold();
@@ -75,20 +74,19 @@ async function run(path, body, kept) {
       done: (data) => {
         const rounds = 1 + Math.max(...data.texts[0].steps);
         facts(landed.size, data.seconds, body.exact ? roundsText(landed.size, rounds) : ` in ${stepsText(data)}`);
-        pacer.push(() => {
+        own.push(() => {
           if (body.exact) { view.settle(rounds); replay.ready(rounds, { word: "round" }); }
           say(`Done: ${data.texts[0].text}`);
         });
       },
-    }, control.signal);
-    control.signal.addEventListener("abort", () => pacer.stop());
-    await pacer.last;
+    }, own.signal);
+    await own.last;
   } catch (error) {
-    pacer.stop();
+    own.stop();
     complain(error);
     if (error.name === "AbortError") say("Stopped");
   } finally {
-    if (running === control) running = null;
+    if (running === own) running = null;
     view.release();
     labels();
   }
