@@ -88,9 +88,8 @@ def released(path: Path) -> None:
 def tasks(path: Path) -> None:
     """A question with options, as lm-eval reads it."""
     path.mkdir()
-    (path / "mine.jsonl").write_text(
-        json.dumps({"ask": "the cat eats", "options": ["fish", "corn"], "right": 0}) + "\n"
-    )
+    question = {"ask": "the cat eats", "options": ["fish", "corn"], "right": 0}
+    (path / "mine.jsonl").write_text(json.dumps(question) + "\n")
     task = {"task": "mine", "output_type": "multiple_choice", "dataset_path": "json", "test_split": "test"}
     task |= {"dataset_kwargs": {"data_files": {"test": str(path / "mine.jsonl")}}, "doc_to_text": "{{ask}}"}
     task |= {"doc_to_choice": "{{options}}", "doc_to_target": "{{right}}", "metric_list": [{"metric": "acc"}]}
@@ -98,13 +97,8 @@ def tasks(path: Path) -> None:
 
 
 INPUTS: dict[str, Callable[[Path], object]] = {
-    "my.txt": text,
-    "reviews.txt": text,
-    "wikitext2_valid.txt": text,
-    "reviews.jsonl.xz": documents,
-    "stories.jsonl": documents,
-    "imdb.jsonl.xz": documents,
-    "novels.jsonl.xz": documents,
+    **dict.fromkeys(("my.txt", "reviews.txt", "wikitext2_valid.txt"), text),
+    **dict.fromkeys(("reviews.jsonl.xz", "stories.jsonl", "imdb.jsonl.xz", "novels.jsonl.xz"), documents),
     "photos": photos,
     "cifar-10-batches-bin": cifar10,
     "cat.png": picture,

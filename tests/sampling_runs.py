@@ -10,6 +10,7 @@ from maskless.sampling import sample
 
 KINDS = ["position", "mean", "logsumexp", "ordered", "masked"]
 WAYS = [(order, counts) for order in ORDERS for counts in COUNTS]
+EACH = [way for way in WAYS if way[0] == "random" or way[1] == "uniform"]  # every order and all counts, not every pair
 B, L, V = 4, 6, 10
 
 

@@ -163,13 +163,6 @@ def test_a_uniform_model_costs_exactly_log_v_per_unknown_token(samples, length):
     torch.testing.assert_close(given, (~known).sum(1) * torch.tensor(log_v).double(), rtol=1e-7, atol=0)
 
 
-def test_the_papers_estimator_has_the_same_mean_and_more_noise(table):
-    rows = ROW.repeat(50_000, 1)
-    papers, ours = paper_bound(table, rows, seed=2), bound(table, rows, samples=1, seed=2)
-    assert near(papers, table.exact())
-    assert papers.std() > ours.std()
-
-
 def causal_log_probability(network, tokens: Tensor) -> Tensor:
     """Of whole rows, token by token, each from a problem of its own.  (B, n) -> (B,)"""
     total = torch.zeros(len(tokens))

@@ -108,19 +108,11 @@ def test_a_config_that_is_none_is_one_clear_line(saved, text, message):
     refused(saved, message)
 
 
-@pytest.mark.parametrize(
-    "change",
-    [
-        {"classes": 5},
-        {"classes": [1]},
-        {"layout": "foo"},
-        {"network": {"heads": 0}},
-        {"network": {"width": 0}},
-        {"network": {"width": 15}},
-        {"network": {"condition": -5}},
-    ],
-    ids=str,
-)
+SIZES_OUT_OF_RANGE = [{"heads": 0}, {"width": 0}, {"width": 15}, {"condition": -5}]
+ODD = [{"classes": 5}, {"classes": [1]}, {"layout": "foo"}, *({"network": sizes} for sizes in SIZES_OUT_OF_RANGE)]
+
+
+@pytest.mark.parametrize("change", ODD, ids=str)
 def test_a_config_with_odd_values_is_one_clear_line(saved, change):
     file = saved / "config.json"
     config = json.loads(file.read_text())
@@ -129,20 +121,19 @@ def test_a_config_with_odd_values_is_one_clear_line(saved, change):
     refused(saved, "not a maskless config")
 
 
-def test_a_tokenizer_with_more_ids_than_the_network_is_refused(saved):
-    train_bpe(["a b c abc"] * 9, 300).save(saved)
-    refused(saved, "the tokenizer has .* ids, the network only 257")
-
-
-@pytest.mark.parametrize("file", ["config.json", "model.safetensors"])
-def test_a_missing_file_is_named(saved, file):
-    (saved / file).unlink()
-    refused(saved, f"is not a model folder: it has no {file}")
-
-
-def test_a_damaged_tokenizer_is_one_clear_line(saved):
-    (saved / "tokenizer.json").write_text('{"version": "1.0"}')
-    refused(saved, "not a tokenizer.json")
+@pytest.mark.parametrize(
+    ("spoil", "message"),
+    [
+        (lambda folder: (folder / "config.json").unlink(), "is not a model folder: it has no config.json"),
+        (lambda folder: (folder / "model.safetensors").unlink(), "is not a model folder: it has no model.safetensors"),
+        (lambda folder: (folder / "tokenizer.json").write_text('{"version": "1.0"}'), "not a tokenizer.json"),
+        (train_bpe(["a b c abc"] * 9, 300).save, "the tokenizer has .* ids, the network only 257"),
+    ],
+    ids=["no config", "no weights", "damaged tokenizer", "large tokenizer"],
+)
+def test_a_folder_that_lacks_something_or_does_not_fit_is_one_clear_line(saved, spoil, message):
+    spoil(saved)
+    refused(saved, message)
 
 
 @pytest.mark.parametrize("name", ["no such folder", "one/two/three"])

@@ -1,13 +1,10 @@
 """The tables behind test_commands.py: all rows are needed, and every line is read as a shell would read it."""
 
 import re
-import shlex
 import tomllib
 
-import pytest
-
 from command_inputs import INPUTS
-from test_commands import LINES, MADE_BY, NOT_RUN, PAGES, RUN, TINY, TOY, launched, read_by, row_for, small
+from test_commands import LINES, MADE_BY, NOT_RUN, PAGES, RUN, TOY, launched, read_by, row_for, small
 from test_docs import COMMANDS, ROOT, options, quoted, words_of
 
 
@@ -16,26 +13,6 @@ def test_every_row_of_the_tables_is_needed():
     assert {*TOY} - {row_for(launched(line)) for line in RUN} == set()
     run = [line for line in (*RUN, *MADE_BY.values()) if not line.startswith("curl ")]
     assert {*INPUTS, *MADE_BY} - set().union(*(read_by(small(line)) for line in run)) == set()
-
-
-def test_a_line_in_no_table_says_what_to_do():
-    with pytest.raises(
-        AssertionError, match=r"`maskless sing runs/my` in .* is in no table of test_commands.py: give TOY"
-    ):
-        small("maskless sing runs/my")
-    with pytest.raises(AssertionError, match="expected -m before a module"):
-        launched("torchrun --nproc-per-node 8 maskless train")
-    with pytest.raises(SystemExit):
-        launched("torchrun --no-such-option 8 -m maskless train")
-
-
-def test_commands_are_made_small():
-    line = "torchrun --nproc-per-node 8 -m maskless train --data data/reviews --out runs/my --width 512"
-    assert small(line) == shlex.split("train --data data/reviews --out runs/my --width 32") + shlex.split(TINY)[2:]
-    assert read_by(launched(line)) == {"data/reviews"}
-    assert small("maskless prepare openwebtext --out data/owt")[:2] == ["prepare", "my.txt"]
-    assert small("maskless reproduce table-6 --scale paper")[-3:] == ["--scale", "paper", "--dry-run"]
-    assert read_by(["evaluate", "runs/my", "--data", "runs/my/data", "pretrained=photos,x=1"]) == {"runs/my", "photos"}
 
 
 def test_what_is_not_run_exists():

@@ -64,12 +64,6 @@ def levels(pictures) -> np.ndarray:
     return np.stack([np.asarray(one.image, dtype=float).ravel() for one in pictures]) / 255
 
 
-@pytest.fixture(scope="module")
-def beginner(digits, tmp_path_factory):
-    """A PGM that has hardly learnt anything."""
-    return trained(tmp_path_factory.mktemp("run") / "pgm", digits, "pgm", 2)
-
-
 def test_a_classifier_recognises_the_digits_that_a_pgm_draws(small_digits, tmp_path):
     images, labels = small_digits
     chain = {"objective": "chain", "orders": "random=1,halton=1", "weights": "bounded"}
@@ -82,31 +76,6 @@ def test_a_classifier_recognises_the_digits_that_a_pgm_draws(small_digits, tmp_p
     right = (judge.predict(levels(drawn)).astype(str) == wanted).mean()
     assert right >= 0.8  # after 2 steps 0.44 to 0.49, of four seeds 0.97 to 0.99
     assert [one.label for one in drawn] == wanted
-
-
-def test_a_saved_model_draws_the_same_and_fills_in(beginner, tmp_path):
-    beginner.model.save_pretrained(tmp_path / "model")
-    loaded = maskless.load(tmp_path / "model", device="cpu")
-    assert loaded.classes == beginner.model.classes
-    first, again = (maskless.generate(m, labels=["3", 7], steps=8, seed=5) for m in (beginner.model, loaded))
-    assert np.array_equal(levels(first), levels(again))
-    alone = maskless.generate(loaded, labels=["3"], steps=8, seed=5)
-    assert np.array_equal(levels(alone), levels(first[:1]))
-    whole = np.asarray(first[0].image)
-    known = np.zeros((8, 8), dtype=bool)
-    known[:, :4] = True
-    filled = maskless.fill(loaded, whole, known=known, label="3", steps=4, seed=1)
-    assert np.array_equal(np.asarray(filled.image)[:, :4], whole[:, :4])
-    assert (filled.steps[:, :4] == -1).all()
-    assert (filled.steps[:, 4:] >= 0).all()
-
-
-@pytest.mark.parametrize("order", ["halton", "random", "raster", "regions", "confidence"])
-def test_every_order_decides_every_cell_once(beginner, order):
-    counts = "arccos-after-one" if order == "confidence" else "arccos"
-    (one,) = maskless.generate(beginner.model, labels=[4], order=order, counts=counts, steps=16, guidance=1.0)
-    assert sorted(set(one.steps.flatten().tolist())) == list(range(16))
-    assert ((one.tokens >= 0) & (one.tokens < LEVELS)).all()
 
 
 def test_maskgit_trains_and_draws_too(digits, tmp_path):

@@ -45,19 +45,6 @@ def test_the_averages_stand_in_for_a_block_and_then_the_parameters_are_back(fail
     assert all(torch.equal(a, p) for a, p in zip(ema.averages, parameters(seed=1), strict=True))
 
 
-def test_a_restored_average_goes_on_as_if_it_had_never_stopped():
-    whole, stopped = EMA(parameters(), 0.9), EMA(parameters(), 0.9)
-    for n in (1, 2, 3):
-        whole.update(parameters(seed=n))
-    stopped.update(parameters(seed=1))
-    again = EMA(parameters(seed=9), 0.9)
-    again.restore([a.clone() for a in stopped.averages], stopped.updates)
-    for n in (2, 3):
-        again.update(parameters(seed=n))
-    assert again.updates == whole.updates
-    assert all(torch.equal(a, b) for a, b in zip(again.averages, whole.averages, strict=True))
-
-
 @pytest.mark.parametrize("decay", [-0.1, 1.0, 2.0])
 def test_a_decay_out_of_range_is_refused(decay):
     with pytest.raises(ValueError, match=f"EMA decay {decay} is out of range"):

@@ -98,13 +98,6 @@ def test_a_form_keeps_its_words_and_names_what_was_filled_in(texts, play, tmp_pa
     assert len(filled) == 2
 
 
-def test_a_form_without_gaps_is_refused(texts, play, tmp_path, capsys):
-    (tmp_path / "form.txt").write_text("nothing to fill")
-    with pytest.raises(SystemExit, match="2"):
-        play("fill_form.py", texts, "--form", "form.txt")
-    assert "the form has no gap: expected some such as {place:5}" in capsys.readouterr().err
-
-
 def test_a_paraphrase_keeps_every_third_word_of_the_round_before(texts, play):
     shown = play("paraphrase.py", texts, "anna gives ben the red ball , so ben has it", "--keep", "3", "--rounds", "3")
     first, *rounds = shown.splitlines()
@@ -142,27 +135,24 @@ def test_inpainting_changes_the_box_alone(photos, play, tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("box", "message"),
-    [("1,2,3", "box '1,2,3': expected LEFT,TOP,RIGHT,BOTTOM"), ("0,0,9,8", "does not lie in a picture of 8 x 8")],
-)
-def test_a_wrong_box_is_one_clear_line(photos, play, capsys, box, message):
-    with pytest.raises(SystemExit, match="2"):
-        play("inpaint.py", photos, "--box", box)
-    assert message in capsys.readouterr().err
-
-
-@pytest.mark.parametrize(
-    ("name", "kind", "message"),
+    ("name", "model", "words", "message"),
     [
-        ("inpaint.py", "texts", "has no codec: expected an image model"),
-        ("fill_form.py", "photos", "has no tokenizer: expected a text model"),
-        ("animate.py", "photos", "has no tokenizer: expected a text model"),
+        ("inpaint.py", "photos", ["--box", "1,2,3"], "box '1,2,3': expected LEFT,TOP,RIGHT,BOTTOM"),
+        ("inpaint.py", "photos", ["--box", "0,0,9,8"], "does not lie in a picture of 8 x 8"),
+        ("fill_form.py", "texts", ["--form", "form.txt"], "the form has no gap: expected some such as {place:5}"),
+        ("inpaint.py", "texts", [], "has no codec: expected an image model"),
+        ("fill_form.py", "photos", [], "has no tokenizer: expected a text model"),
+        ("animate.py", "photos", [], "has no tokenizer: expected a text model"),
+        *((name, "nowhere", [], "'nowhere'") for name in ("fill_form.py", "animate.py", "inpaint.py")),
     ],
 )
-def test_a_model_of_the_other_kind_is_refused(play, capsys, request, name, kind, message):
+def test_a_mistake_is_one_clear_line(play, capsys, request, tmp_path, name, model, words, message):
+    (tmp_path / "form.txt").write_text("nothing to fill")
     with pytest.raises(SystemExit, match="2"):
-        play(name, request.getfixturevalue(kind))
-    assert message in capsys.readouterr().err
+        play(name, model if model == "nowhere" else request.getfixturevalue(model), *words)
+    said = capsys.readouterr().err
+    assert message in said
+    assert "Traceback" not in said
 
 
 def shares(frame: Image.Image, *colours: str) -> list[float]:
@@ -205,15 +195,6 @@ def test_a_script_without_a_model_says_what_it_needs(play, capsys, script):
     said = capsys.readouterr().err + str(ended.value.code)
     assert "usage:" in said
     assert re.search("model", said, re.IGNORECASE)
-
-
-@pytest.mark.parametrize("name", ["fill_form.py", "animate.py", "inpaint.py"])
-def test_a_model_that_is_not_there_is_one_clear_line(play, capsys, name):
-    with pytest.raises(SystemExit, match="2"):
-        play(name, "nowhere")
-    said = capsys.readouterr().err
-    assert "'nowhere'" in said
-    assert "Traceback" not in said
 
 
 def test_the_notebook_is_stored_without_what_it_prints():

@@ -147,26 +147,6 @@ def test_a_guided_row_is_the_same_alone_and_in_a_batch(sampler, counts):
         assert torch.equal(alone[0], together[row])
 
 
-def test_guided_samples_have_the_law_of_the_combined_logits(p_value):
-    rows, n, weight = 20_000, 2, 1.5
-    labels, keys = torch.ones(rows, dtype=torch.long), row_keys(0, torch.arange(rows))
-    known, tokens = torch.zeros(rows, n, dtype=torch.bool), torch.zeros(rows, n, dtype=torch.long)
-    planned = plan(known, ~known, keys, steps=2, order=ORDERS["left"], counts=COUNTS["uniform"])
-    guidance = Guidance(weight=weight, dropped=DROPPED, schedule=constant)
-    list(sample(labelled, tokens, planned, keys, filter=Truncation(), labels=labels, guidance=guidance))
-
-    def probabilities(label: int, context: list[int]) -> Tensor:
-        def logits(label: int) -> Tensor:  # of `labelled`, once more by hand
-            key = 5 * label + 3 * len(context) + 2 * sum(1 + x for x in context)
-            return torch.tensor([2 * math.sin(1.7 * key + (1 + key % 5) * x) for x in range(V)])
-
-        return ((1 + weight) * logits(label) - weight * logits(DROPPED)).double().softmax(-1)
-
-    law = torch.stack([p * probabilities(1, [x]) for x, p in enumerate(probabilities(1, []))])
-    observed = (tokens @ torch.tensor([V, 1])).bincount(minlength=V * V)
-    assert p_value(observed, rows * law) > 1e-4
-
-
 def test_labels_reach_the_network_without_guidance_too():
     seen: list[list[int]] = []
 
@@ -176,20 +156,6 @@ def test_labels_reach_the_network_without_guidance_too():
 
     run(sample, watching, known=torch.arange(L) < torch.tensor([[0], [5], [2], [3], [0]]), steps=3)
     assert seen == [LABELS.tolist(), [0, 2, 1, 0], [0, 2, 1, 0]]  # row 1 has one position to decide
-
-
-@pytest.mark.parametrize(
-    ("wrong", "message"),
-    [
-        ({"weight": -0.5, "dropped": 9}, "guidance -0.5 is out of range: expected 0 .none. or more"),
-        ({"weight": math.nan, "dropped": 9}, "guidance nan is out of range"),
-        ({"weight": math.inf, "dropped": 9}, "guidance inf is out of range"),
-        ({"weight": 2.0, "dropped": None}, "guidance 2.0 needs a network with class labels: this one knows none"),
-    ],
-)
-def test_guidance_out_of_range_is_refused(wrong, message):
-    with pytest.raises(ValueError, match=message):
-        Guidance(**wrong)
 
 
 @pytest.mark.parametrize("sampler", SAMPLERS)

@@ -23,7 +23,7 @@ KINDS = {
     "ordered": {"registers": True, "context": "ordered"},
     "2d": {"rope": "2d"},
     "2d, ordered": {"registers": True, "context": "ordered", "swap": "gated", "rope": "2d"},
-    "no labels": {"classes": None, "context": "ordered"},
+    "no labels": {"classes": None, "context": "ordered", "registers": True},
     "aggregate": {"queries": "mean"},  # which the engine does not serve
 }
 

@@ -128,24 +128,25 @@ def test_a_file_without_a_configuration_has_the_papers_length_and_queries(write)
     assert (found.length, found.queries) == (1024, "position")
 
 
-def test_asked_queries_decide_over_those_of_the_file(write):
-    state = random_state(**PGM)
-    path = write(state, config=config("learn+freqs"))
-    mean = official.read(path, weights="raw", queries="mean")
-    assert difference(mean, state, "learn+freqs+mean") < 1e-5
-    assert difference(mean, state, "learn+freqs") > 1e-3
-
-
 @pytest.mark.parametrize("sizes", [{"encoder": 1, "decoder": 1}, {"blocks": 1}], ids=["pgm", "mdlm"])
 def test_the_mask_of_a_bert_vocabulary_is_not_its_last_id(write, sizes):
     network = official.read(write(random_state(**SIZES | sizes | {"vocab": 30_522})), weights="raw")
     assert (network.config.never if "encoder" in sizes else network.config.mask) == 103
 
 
-def test_a_kind_of_query_that_is_not_built_is_refused(write):
-    path = write(random_state(**PGM), config=config("learn"))
-    with pytest.raises(ValueError, match="learn"):
-        official.read(path, weights="raw")
+@pytest.mark.parametrize(
+    ("written", "asked", "message"),
+    [
+        ({"config": config("learn")}, {"weights": "raw"}, "learn"),
+        ({}, {}, "holds no EMA weights: ask for weights='raw'"),
+        ({"ema": without(random_state(**PGM), "output_layer.linear.bias")}, {}, "EMA tensors, expected"),
+        ({}, {"weights": "best"}, "unknown weights 'best': expected ema or raw"),
+    ],
+    ids=["unknown queries", "no averages", "averages of another number", "unknown weights"],
+)
+def test_what_a_file_does_not_have_is_named(write, written, asked, message):
+    with pytest.raises(ValueError, match=message):
+        official.read(write(random_state(**PGM), **written), **asked)
 
 
 @pytest.mark.parametrize(
@@ -165,23 +166,6 @@ def test_tensors_that_do_not_fit_are_named(write, change, message):
     with pytest.raises(ValueError, match=message) as error:
         official.read(path, weights="raw")
     assert one_line(error, path)
-
-
-def test_a_file_without_averages_says_what_to_ask_for(write):
-    path = write(random_state(**PGM))
-    with pytest.raises(ValueError, match="holds no EMA weights: ask for weights='raw'"):
-        official.read(path)
-
-
-def test_averages_of_another_number_are_refused(write):
-    path = write(random_state(**PGM), ema=without(random_state(**PGM), "output_layer.linear.bias"))
-    with pytest.raises(ValueError, match="EMA tensors, expected"):
-        official.read(path)
-
-
-def test_unknown_weights_are_refused(tmp_path):
-    with pytest.raises(ValueError, match="unknown weights 'best': expected ema or raw"):
-        official.read(tmp_path / "any.ckpt", weights="best")
 
 
 @pytest.mark.parametrize("legacy", [False, True])

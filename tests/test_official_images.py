@@ -113,19 +113,10 @@ def test_sizes_are_taken_from_the_tensors(write):
         (without(random_state(**PGM), "reg_tokens"), "'reg_tokens.weight' is missing, expected (2, 16)"),
         (without(random_state(**PGM), "vocab_embed"), "is not a released checkpoint"),
         (random_state(**PGM) | {"surprise": torch.zeros(2)}, "holds the tensor 'surprise', which no known image model"),
-        (
-            random_state(**PGM) | {"cls_embed.embedding_table.weight": torch.zeros(5)},
-            "'cls_embed.embedding_table.weight' is (5,)",
-        ),
+        (random_state(**PGM) | {"cls_embed.embedding_table.weight": torch.zeros(5)}, "embedding_table.weight' is (5,)"),
         (without(random_state(**PGM), "group_swap"), "'decoder.group_swap.base_embedding' is missing"),
-        (
-            without(random_maskgit(**MASKGIT), "1.attn.wk"),
-            "'transformer.layers.1.attn.wk.weight' is missing, expected (64, 64)",
-        ),
-        (
-            random_maskgit(**MASKGIT) | {"reg_tokens.weight": torch.zeros(2, 64)},
-            "'reg_tokens.weight' is (2, 64), expected (1, 64)",
-        ),
+        (without(random_maskgit(**MASKGIT), "1.attn.wk"), "layers.1.attn.wk.weight' is missing, expected (64, 64)"),
+        (random_maskgit(**MASKGIT) | {"reg_tokens.weight": torch.zeros(2, 64)}, "is (2, 64), expected (1, 64)"),
         (without(random_maskgit(**MASKGIT), "pos_emb"), "'pos_emb.weight' is missing"),
         (random_maskgit(**MASKGIT) | {"in_proj.weight": torch.zeros(2)}, "holds the tensor 'in_proj.weight'"),
     ],

@@ -62,30 +62,22 @@ def test_nothing_in_the_file_is_run(codec, tmp_path):
     assert mark.exists()
 
 
-@pytest.mark.parametrize("content", [{"model": {}}, {"state_dict": {}}, [1, 2]])
-def test_other_checkpoints_are_named(content, tmp_path):
-    torch.save(content, tmp_path / "other.pt")
-    with pytest.raises(ValueError, match=r"other.pt is not a released image tokenizer: it lacks 'encoder.conv_in"):
-        official_vq.read(tmp_path / "other.pt")
-
-
-def test_tensors_that_do_not_fit_are_named(codec, tmp_path):
-    state = released(codec)["model"]
-    for wrong, says in (
-        (without(state, "decoder.mid.0.conv1.weight"), r"mid.0.conv1.weight' is missing, expected \(64, 64, 3, 3\)"),
-        (state | {"loss.weight": torch.zeros(1)}, r"holds the unknown tensor 'loss.weight'"),
+def test_what_is_no_released_tokenizer_is_named(codec, tmp_path):
+    path, state = tmp_path / "vq.pt", released(codec)["model"]
+    lacks = r"vq.pt is not a released image tokenizer: it lacks 'encoder.conv_in"
+    few = without(state, "decoder.mid.0.conv1.weight")
+    for content, says in (
+        *((content, lacks) for content in ({"model": {}}, {"state_dict": {}}, [1, 2])),
+        ({"model": few}, r"mid.0.conv1.weight' is missing, expected \(64, 64, 3, 3\)"),
+        ({"model": state | {"loss.weight": torch.zeros(1)}}, r"holds the unknown tensor 'loss.weight'"),
     ):
-        torch.save({"model": wrong}, tmp_path / "vq.pt")
+        torch.save(content, path)
         with pytest.raises(ValueError, match=says):
-            official_vq.read(tmp_path / "vq.pt")
-
-
-def test_missing_and_damaged_files_are_named(codec, tmp_path):
+            official_vq.read(path)
+    whole = path.read_bytes()
+    for damaged in (b"", b"no checkpoint", whole[: len(whole) // 2]):
+        path.write_bytes(damaged)
+        with pytest.raises(ValueError, match=r"vq.pt is damaged or not a checkpoint"):
+            official_vq.read(path)
     with pytest.raises(ValueError, match=r"absent.pt does not exist"):
         official_vq.read(tmp_path / "absent.pt")
-    torch.save(released(codec), tmp_path / "vq.pt")
-    whole = (tmp_path / "vq.pt").read_bytes()
-    for damaged in (b"", b"no checkpoint", whole[: len(whole) // 2]):
-        (tmp_path / "vq.pt").write_bytes(damaged)
-        with pytest.raises(ValueError, match=r"vq.pt is damaged or not a checkpoint"):
-            official_vq.read(tmp_path / "vq.pt")

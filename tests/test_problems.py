@@ -32,6 +32,13 @@ def test_offsets_say_where_every_element_stands(lengths):
     assert offsets.real.tolist() == [[i < n for i in range(max(lengths))] for n in lengths]
 
 
+def test_while_a_graph_is_traced_nothing_is_kept(monkeypatch):
+    offsets = Offsets.from_lengths(torch.tensor([2, 0, 1]))
+    monkeypatch.setattr(torch.compiler, "is_compiling", lambda: True)
+    assert offsets.owner.tolist() == [0, 0, 2]
+    assert "owner" not in vars(offsets)
+
+
 @pytest.mark.parametrize(("segments", "length"), [(3, 4), (1, 1), (2, 0)])
 def test_regular_offsets_equal_those_of_equal_lengths(segments, length):
     regular, ragged = Offsets.regular(segments, length), Offsets.from_lengths(torch.full((segments,), length))
@@ -41,18 +48,20 @@ def test_regular_offsets_equal_those_of_equal_lengths(segments, length):
     assert (regular.total, regular.longest) == (ragged.total, ragged.longest)
 
 
+@pytest.mark.parametrize("given_", [0, 2])
 @given(st.lists(st.integers(0, 6), min_size=1, max_size=4), st.integers(0, 99))
-def test_each_group_of_a_partition_predicts_the_other(sizes, seed):
-    L = 6
+def test_each_group_of_a_partition_predicts_the_other_but_for_what_is_given(given_, sizes, seed):
+    L, sizes = 6, [max(given_, size) for size in sizes]
     tokens, order, n = batch(sizes, L, seed)
-    problems, index = partition(tokens, order, n)
+    problems, index = partition(tokens, order, n, given=given_)
     contexts, known = rows(problems.positions, problems.offsets), rows(problems.tokens, problems.offsets)
     targets = rows(problems.targets, problems.target_offsets)
     for b, size in enumerate(sizes):
         first, second = order[b, :size].tolist(), order[b, size:].tolist()
         assert contexts[2 * b : 2 * b + 2] == [first, second]
-        assert targets[2 * b : 2 * b + 2] == [second, first]
+        assert targets[2 * b : 2 * b + 2] == [second, first[given_:]]
         assert known[2 * b : 2 * b + 2] == [tokens[b, first].tolist(), tokens[b, second].tolist()]
+    assert len(index) == len(problems.targets) == len(sizes) * (L - given_)
     row_of_target = problems.target_offsets.owner // 2
     assert torch.equal(tokens.flatten()[index], 100 * row_of_target + problems.targets)
 
@@ -64,20 +73,6 @@ def test_the_shapes_of_a_partition_do_not_depend_on_the_split(sizes):
     assert sorted(index.tolist()) == list(range(12))
     for offsets in (problems.offsets, problems.target_offsets):
         assert (len(offsets), offsets.total, offsets.longest, offsets.equal) == (4, 12, 6, False)
-
-
-@given(st.lists(st.integers(2, 6), min_size=1, max_size=4), st.integers(0, 99))
-def test_given_positions_are_in_the_first_context_and_are_not_predicted(sizes, seed):
-    L = 6
-    tokens, order, n = batch(sizes, L, seed)
-    problems, index = partition(tokens, order, n, given=2)
-    contexts, targets = rows(problems.positions, problems.offsets), rows(problems.targets, problems.target_offsets)
-    for b, size in enumerate(sizes):
-        assert contexts[2 * b : 2 * b + 2] == [order[b, :size].tolist(), order[b, size:].tolist()]
-        assert targets[2 * b : 2 * b + 2] == [order[b, size:].tolist(), order[b, 2:size].tolist()]
-    assert len(index) == len(problems.targets) == len(sizes) * (L - 2)
-    row_of_target = problems.target_offsets.owner // 2
-    assert torch.equal(tokens.flatten()[index], 100 * row_of_target + problems.targets)
 
 
 @pytest.mark.parametrize("lengths", [[2, 0, 3], [4, 4]])

@@ -160,25 +160,6 @@ def test_the_last_round_takes_the_most_likely(tiny):
     assert logits[0].argmax(-1).tolist() == [text.tokens[p] for p in again]
 
 
-def test_rounds_that_cannot_be(tiny):
-    with pytest.raises(ValueError, match="revise -1 is out of range: expected 0"):
-        fill(model(tiny), "a[3]", revise=-1)
-    with pytest.raises(ValueError, match="revise 2 with a causal model, which cannot go back"):
-        generate(model(tiny, "causal"), 1, length=8, revise=2)
-
-
-def test_second_thoughts_mend_what_contradicts_itself():
-    """Drafts of the language of one repeated token, with a third of other tokens: rounds leave the one."""
-    network, keys = Majority(), row_keys(0, torch.arange(B))
-    tokens = torch.tensor([[1, 4, 1, 1, 0, 1, 1, 2, 1, 3, 1, 1]] * B)
-    known, wanted = torch.zeros(B, L, dtype=torch.bool), torch.ones(B, L, dtype=torch.bool)
-    for number in range(4):
-        gone = to_revise(network, tokens, known, wanted, row_keys(number, keys), number=number, rounds=4)
-        for row in range(B):
-            tokens[row, gone[row]] = tokens[row, ~gone[row]].mode().values
-    assert (tokens == 1).all()
-
-
 @pytest.mark.gpu
 def test_on_a_gpu_tokens_are_as_likely(tiny):
     tokens = torch.randint(10, (B, 8), generator=torch.Generator().manual_seed(0))

@@ -8,16 +8,11 @@ from maskless import logits as lg
 from maskless.drafts import Step
 from maskless.draw import DRAW, Truncation
 from maskless.logits import row_keys
-from maskless.order import COUNTS, ORDERS, after_lead, halton
+from maskless.order import COUNTS, ORDERS
 from maskless.plans import Plan, plan, plan_causal
 from maskless.problems import Problems
 from maskless.sampling import sample
-from sampling_runs import KINDS, WAYS, B, L, V, certain, run, state
-
-
-def says_how_much_it_saw(problems: Problems) -> Tensor:
-    return certain(problems.offsets.lengths[problems.target_offsets.owner], L)
-
+from sampling_runs import EACH, KINDS, WAYS, B, L, V, certain, run, state
 
 SAMPLERS = [{}, {"confident": True}, {"confident": True, "noise": 5.0}]
 
@@ -49,7 +44,7 @@ def test_every_wanted_position_is_decided_once_and_the_others_stay_out(order, co
 
 @pytest.mark.parametrize("sampler", SAMPLERS, ids=str)
 @pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize(("order", "counts"), WAYS)
+@pytest.mark.parametrize(("order", "counts"), EACH)
 def test_a_row_is_the_same_alone_and_in_a_batch(tiny, kind, order, counts, sampler):
     """Also one that takes fewer steps than those beside it."""
     network, (tokens, _), keys = tiny(kind, scale=0.2), state(), row_keys(5, torch.arange(B))
@@ -80,11 +75,8 @@ def test_a_step_sees_the_tokens_decided_before_it_and_no_others(order, counts, s
     assert len(seen) == len(run_steps)
     for problems, step in zip(seen, run_steps, strict=True):
         rows = step.rows.unique()
-        contexts = zip(
-            problems.positions.split(problems.offsets.lengths.tolist()),
-            problems.tokens.split(problems.offsets.lengths.tolist()),
-            strict=True,
-        )
+        lengths = problems.offsets.lengths.tolist()
+        contexts = zip(problems.positions.split(lengths), problems.tokens.split(lengths), strict=True)
         for row, (positions, values) in zip(rows, contexts, strict=True):
             assert sorted(positions.tolist()) == decided[row].nonzero()[:, 0].tolist()
             assert torch.equal(values, now[row, positions])
@@ -110,54 +102,17 @@ def test_the_context_stands_in_the_order_in_which_it_became_known():
         assert context[given:] == came[:number]
 
 
-@pytest.mark.parametrize("steps", range(1, L + 1))
-def test_uniform_steps_grow_the_context_evenly(steps):
-    nothing = torch.zeros(2, L, dtype=torch.bool)
-    done, *_ = run(says_how_much_it_saw, torch.zeros(2, L, dtype=torch.long), nothing, steps=steps)
-    sizes = [L * (k + 1) // steps - L * k // steps for k in range(steps)]
-    expected = [sum(sizes[:k]) for k in range(steps) for _ in range(sizes[k])]
-    for row in done:
-        assert sorted(row.tolist()) == expected
-
-
 def test_a_causal_plan_goes_from_the_end_of_each_prompt_to_the_end_of_its_row():
     """Whatever the other rows have: some of these begin later, some end earlier."""
     place, begins, ends = torch.arange(L), [0, 2, 1, 4], [6, 3, 4, 5]
     known = place < torch.tensor(begins)[:, None]
     wanted = ~known & (place < torch.tensor(ends)[:, None])
     tokens, planned = torch.full((B, L), -1), plan_causal(known, wanted)
-    list(
-        sample(
-            lambda problems: certain(problems.targets),
-            tokens,
-            planned,
-            row_keys(0, torch.arange(B)),
-            filter=Truncation(),
-        )
-    )
+    keys = row_keys(0, torch.arange(B))
+    list(sample(lambda problems: certain(problems.targets), tokens, planned, keys, filter=Truncation()))
     assert torch.equal(tokens, torch.where(wanted, place, -1))
     assert torch.equal(planned.came(), torch.where(wanted, place, -1))  # the longer prompts wait
     assert planned.decided() == [list(range(a, b)) for a, b in zip(begins, ends, strict=True)]
-
-
-@pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize(("order", "counts"), WAYS)
-def test_equal_seeds_give_equal_samples_and_different_seeds_different_ones(tiny, kind, order, counts):
-    network, tokens = tiny(kind), torch.zeros(8, L, dtype=torch.long)
-    unknown = torch.zeros(8, L, dtype=torch.bool)
-    first, again, other = (
-        run(network, tokens, unknown, steps=4, order=order, counts=counts, seed=seed)[0] for seed in (1, 1, 2)
-    )
-    assert torch.equal(first, again)
-    assert (first != other).any(1).all()
-    assert len(first.unique(dim=0)) == 8
-
-
-def test_what_stands_at_unknown_positions_does_not_matter(tiny):
-    tokens, known = state()
-    one, *_ = run(tiny("position"), tokens, known, steps=3)
-    other, *_ = run(tiny("position"), torch.where(known, tokens, -1), known, steps=3)
-    assert torch.equal(one, other)
 
 
 def test_steps_that_decide_nothing_are_not_run():
@@ -204,17 +159,3 @@ def test_progress_goes_from_0_to_1_over_a_rows_own_steps():
     ends = torch.tensor([[0, 1, 2, 3, 4, 5], [3, 4, 5, 5, 5, 5], [2, 2, 2, 3, 4, 4], [4, 5, 5, 5, 5, 5]])
     progress = Plan(torch.arange(5).repeat(4, 1), ends).progress()
     assert progress.tolist() == [[0, 0.25, 0.5, 0.75, 1], [0, 1, 1, 1, 1], [0, 0, 0, 1, 1], [1, 1, 1, 1, 1]]
-
-
-def test_a_picture_is_decided_cell_by_cell_after_its_bos():
-    """3 x 4 cells after a BOS, of which some are known: the others come as the Halton sequence visits them."""
-    order = after_lead(halton((3, 4)), 1)
-    cells = halton((3, 4))(torch.ones(1, 12, dtype=torch.long), torch.zeros(1, 12))[0].tolist()
-    known = torch.zeros(2, 13, dtype=torch.bool)
-    known[:, 0] = known[1, [3, 8, 9]] = True
-    keys, tokens = row_keys(0, torch.arange(2)), torch.full((2, 13), -1)
-    planned = plan(known, ~known, keys, steps=4, order=order, counts=COUNTS["arccos"])
-    list(sample(lambda p: certain(p.targets, 13), tokens, planned, keys, filter=Truncation()))
-    assert torch.equal(tokens, torch.where(known, -1, torch.arange(13)))
-    assert planned.decided() == [[1 + c for c in cells], [1 + c for c in cells if 1 + c not in (3, 8, 9)]]
-    assert planned.order[:, 0].tolist() == [0, 0]

@@ -97,19 +97,3 @@ def test_causal_sampling_goes_from_left_to_right_whatever_the_prompts(tiny, prom
         one = known[row : row + 1]
         list(sample(network, alone, plan_causal(one, ~one), keys[row : row + 1], filter=Truncation()))
         assert torch.equal(alone[0], done[row])
-
-
-def test_causal_rows_may_end_early(tiny):
-    network, keys = tiny("causal", scale=0.2, length=L), row_keys(1, torch.arange(2))
-    known = torch.zeros(2, L, dtype=torch.bool)
-    wanted = torch.arange(L) < torch.tensor([[3], [L]])
-    done, whole = torch.zeros(2, L, dtype=torch.long), torch.zeros(2, L, dtype=torch.long)
-    list(sample(network, done, plan_causal(known, wanted), keys, filter=Truncation()))
-    list(sample(network, whole, plan_causal(known, ~known), keys, filter=Truncation()))
-    assert torch.equal(done, torch.where(wanted, whole, 0))
-
-
-def test_a_causal_network_refuses_a_gap_with_text_behind_it():
-    known = torch.tensor([[True, False, True, False, False, False]])
-    with pytest.raises(ValueError, match="cannot fill a gap that has text after it"):
-        plan_causal(known, ~known)

@@ -16,6 +16,10 @@ SHAPES |= dict.fromkeys(("q", "k", "v", "out"), (LAYERS, WIDTH, WIDTH)) | {"norm
 SHAPES |= {"gate": (LAYERS, HIDDEN, WIDTH), "down": (LAYERS, WIDTH, HIDDEN), "up": (LAYERS, HIDDEN, WIDTH)}
 SHAPES |= {"norm": (WIDTH,), "rotations": (LENGTH, WIDTH // HEADS)}
 
+NAMES = {"norm1": "input_layernorm", "norm2": "post_attention_layernorm"}  # of transformers, in each layer
+NAMES |= {"q": "self_attn.q_proj", "k": "self_attn.k_proj", "v": "self_attn.v_proj", "out": "self_attn.o_proj"}
+NAMES |= {"gate": "mlp.gate_proj", "down": "mlp.down_proj", "up": "mlp.up_proj"}
+
 
 @pytest.fixture(scope="module")
 def weights() -> dict[str, np.ndarray]:
@@ -79,16 +83,9 @@ def test_a_damaged_file_is_one_clear_line(file, tmp_path, keep, what, capsys):
 def test_logits_are_those_of_transformers(model, weights):
     """With the same weights; transformers turns the halves of a head where llama2.c turns neighbouring pairs."""
     transformers = pytest.importorskip("transformers")
-    config = transformers.LlamaConfig(
-        vocab_size=VOCAB,
-        hidden_size=WIDTH,
-        intermediate_size=HIDDEN,
-        num_hidden_layers=LAYERS,
-        num_attention_heads=HEADS,
-        max_position_embeddings=LENGTH,
-        rms_norm_eps=1e-5,
-        tie_word_embeddings=True,
-    )
+    sizes = {"vocab_size": VOCAB, "hidden_size": WIDTH, "intermediate_size": HIDDEN, "num_hidden_layers": LAYERS}
+    sizes |= {"num_attention_heads": HEADS, "max_position_embeddings": LENGTH, "rms_norm_eps": 1e-5}
+    config = transformers.LlamaConfig(**sizes, tie_word_embeddings=True)
 
     def halves(w: np.ndarray) -> np.ndarray:
         return w.reshape(HEADS, WIDTH // HEADS // 2, 2, WIDTH).swapaxes(1, 2).reshape(WIDTH, WIDTH)
@@ -96,20 +93,8 @@ def test_logits_are_those_of_transformers(model, weights):
     state = {"model.embed_tokens.weight": weights["embedding"], "model.norm.weight": weights["norm"]}
     for i in range(LAYERS):
         layer = {name: value[i] for name, value in weights.items() if name not in ("embedding", "norm")}
-        state |= {
-            f"model.layers.{i}.{name}.weight": value
-            for name, value in {
-                "input_layernorm": layer["norm1"],
-                "self_attn.q_proj": halves(layer["q"]),
-                "self_attn.k_proj": halves(layer["k"]),
-                "self_attn.v_proj": layer["v"],
-                "self_attn.o_proj": layer["out"],
-                "post_attention_layernorm": layer["norm2"],
-                "mlp.gate_proj": layer["gate"],
-                "mlp.down_proj": layer["down"],
-                "mlp.up_proj": layer["up"],
-            }.items()
-        }
+        layer |= {"q": halves(layer["q"]), "k": halves(layer["k"])}
+        state |= {f"model.layers.{i}.{theirs}.weight": layer[ours] for ours, theirs in NAMES.items()}
     network = transformers.LlamaForCausalLM(config).eval()
     found = network.load_state_dict({name: torch.from_numpy(w.copy()) for name, w in state.items()}, strict=False)
     assert found.missing_keys in ([], ["lm_head.weight"])  # tied

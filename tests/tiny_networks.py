@@ -1,4 +1,6 @@
-"""Networks whose parameters all differ from their start, and how large the tensors are that a computation makes."""
+"""Networks whose parameters all differ from their start, what their groups see, and how large their tensors are."""
+
+from collections.abc import Callable, Sequence
 
 import torch
 from torch import Tensor, nn
@@ -12,6 +14,24 @@ def shaken(network: nn.Module, scale: float) -> nn.Module:
         for parameter in network.parameters():
             parameter += scale * torch.randn_like(parameter)
     return network.eval()
+
+
+@torch.no_grad()
+def check_groups(
+    answer: Callable[[Tensor], tuple[Tensor, Tensor]], tokens: Tensor, order: Tensor, sizes: Sequence[int]
+) -> None:
+    """Every token moves the logits of the other group of its row, and no others.  answer(tokens) -> logits, index"""
+    length, (before, index) = tokens.shape[1], answer(tokens)
+    row, place = torch.div(index, length, rounding_mode="floor"), index % length
+    for b, size in enumerate(sizes):
+        groups = torch.empty(length, dtype=torch.long).scatter_(0, order[b], (torch.arange(length) >= size).long())
+        for position in range(length):
+            changed = tokens.clone()
+            changed[b, position] = (tokens[b, position] + 1) % 10
+            moved = (answer(changed)[0] != before).any(-1)
+            other_group = (row == b) & (groups[place] != groups[position])
+            assert not moved[~other_group].any()
+            assert moved[other_group].all()
 
 
 class Largest(TorchDispatchMode):

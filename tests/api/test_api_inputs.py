@@ -1,7 +1,5 @@
 """What the library takes: tensors, arrays, lists and texts, alike; and the keywords that an editor shows."""
 
-from __future__ import annotations
-
 import inspect
 import typing
 
@@ -53,7 +51,7 @@ def test_several_texts_are_scored_as_each_alone(plain):
     assert log_likelihood(plain, texts, samples=2).tolist() == alone
 
 
-@pytest.mark.parametrize("how", [{}, {"order": "left"}, {"orders": 2}])
+@pytest.mark.parametrize("how", [{"samples": 8}, {"order": "left"}, {"orders": 2}])
 def test_a_text_scores_as_its_tokens_with_the_bos_before_them(stories, how):
     text = "Once upon a time, there was a dog named Max."
     ids = stories.lead + stories.codec.encode(text)

@@ -1,7 +1,5 @@
 """A run, a text and other data for commands to work on."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

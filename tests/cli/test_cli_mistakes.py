@@ -1,7 +1,5 @@
 """The command line: for every mistake one line and exit code 2."""
 
-from __future__ import annotations
-
 import errno
 import gzip
 import shlex
@@ -16,8 +14,9 @@ from typing import NoReturn
 import numpy as np
 import pytest
 import torch
-from running import one_line, really
+from running import really
 
+from in_process import one_line
 from maskless.cli import commands, entry
 from maskless.codec.text import byte_codec
 from maskless.data.prepare import prepare
@@ -36,39 +35,19 @@ def raising(error: BaseException | type[BaseException]) -> Callable[..., NoRetur
     ("line", "says"),
     [
         ("train --out {out} --text nowhere.txt", "nowhere.txt: no such file or folder"),
-        ("train --out {out} --text {empty}", "the file is empty"),
         ("prepare {text} --out {out} --flips", "--flips is for pictures: this is text"),
-        ("train --out {out} --text {binary}", "not text, it holds NUL bytes"),
         ("train --out {out} --text {latin}", "not UTF-8 text"),
         ("train --out {out} --text {short}", "too little text for the"),
-        ("train --out {out}", "what to train on? expected either --text FILE or --data DIR"),
-        ("train --out {out} --text {text} --data {data}", "what to train on? expected either"),
-        ("train --out {out} --data {tmp}", "not a prepared folder"),
-        ("train --out {out} --data {data} --length 8", "--length go with --text"),
         ("train --out {model} --text {text}", "another --out; continue with: maskless train --out {model} --resume"),
         ("train --out {out} --text {text} --vocab 300 --tokenizer bytes", "exclude each other"),
-        ("train --out {out} --text {text} --vocab 100", "vocab is 100: expected at least 257"),
-        ("train --out {out} --text {text} --length 0", "length is 0: expected 3 or more"),
         ("train --out {out} --resume", "nothing to resume: {out} has no run.json; give --text or --data to begin"),
         ("distill --out {out} --resume", "nothing to resume: {out} has no distill.json; give MODEL and"),
         ("train-codec --out {out} --resume", "nothing to resume: {out} has no run.json; give --images"),
         ("train --out {text} --text {text}", "is not a folder"),
         ("train --out {out} --data {data} --model gpt", "pgm, mdlm, mdlm-complementary, ar"),
-        ("train --out {out} --data {data} --weights fair", "one of bounded, released, exact"),
-        ("train --out {out} --data {data} --context half", "expected one of full, ordered"),
-        ("train --out {out} --data {data} --queries max", "expected one of position, mean, logsumexp"),
-        ("train --out {out} --data {data} --decay linear", "one of constant, cosine"),
         ("train --out {out} --data {data} --recipe gpt", "unknown recipe 'gpt': expected one of lm1b"),
         ("train --out {out} --data {data} --minutes -1", "minutes -1.0 is out of range"),
-        ("train --out {out} --data {data} --minutes nan", "minutes nan is out of range"),
-        ("train --out {out} --data {data} --steps 0", "steps 0 is out of range"),
-        ("train --out {out} --data {data} --batch 9 --accumulate 2", "batch 9 does not split"),
-        ("train --out {out} --data {data} --dropout 2", "dropout 2.0 is out of range"),
-        ("train --out {out} --data {data} --width 33", "width 33 does not split"),
-        ("train --out {out} --data {data} --width 0", "width 0 is out of range: expected 1"),
         ("train --out {out} --text {text} --width -64", "width -64 is out of range"),
-        ("train --out {out} --data {data} --layers 1", "layers 1 is out of range"),
-        ("train --out {out} --data {data} --fsdp", "fsdp shards over GPUs"),
         ("train --out {out} --data {data} --colour red", "No such option: --colour"),
         ("train --out {out} --data {data} --steps many", "--steps"),
         ("train --data {data}", "Missing option '--out'"),
@@ -76,9 +55,7 @@ def raising(error: BaseException | type[BaseException]) -> Callable[..., NoRetur
         ("'\x1b[31mred\x9b'", "unknown command '\\x1b[31mred\\x9b'"),
         ("train --out {out} --text '\x1b]0;title\x07'", "␛]0;title␇: no such file or folder"),
         ("--loud", "No such option: --loud"),
-        ("prepare {text} --out {out} --layout round", "packed, wrapped, padded"),
         ("prepare {text} --out {out} --vocab 300 --tokenizer gpt2", "exclude each other"),
-        ("prepare {text} --out {out} --tokenizer klingon", "gpt2, bert, bytes"),
         ("prepare {text} --out {data} --vocab 300", "exists already"),
         ("prepare {text} --out {out} --max-unpacked much", "'much' is no size: expected a number of"),
         ("prepare {lines} --out {out} --max-line 20", "line 1: longer than 20 bytes"),
@@ -89,21 +66,13 @@ def raising(error: BaseException | type[BaseException]) -> Callable[..., NoRetur
         ("fill {text} 'a [3]'", "damaged or not a checkpoint: neither an archive nor a pickle that torch wrote"),
         ("generate {model} --order spiral", f"expected one of {', '.join(ORDERS)}"),
         ("generate {model} --counts odd", f"expected one of {', '.join(COUNTS)}"),
-        ("generate {model} --steps 0", "steps 0 is out of range: expected 1 to"),
         ("generate {model} --steps 99", "steps 99 is out of range: expected 1 to"),
-        ("generate {model} --n 0", "n 0 is out of range: expected 1 or more"),
-        ("generate {model} --length 99", "length 99 is out of range"),
-        ("generate {model} --temperature -1", "temperature -1.0 is out of range"),
-        ("generate {model} --top-p 0", "top_p 0.0 is out of range"),
-        ("generate {model} --top-k 0", "top_k 0 is out of range"),
         ("generate {model} --guidance 2", "guidance 2.0 needs a network with class labels"),
         ("generate {model} --prompt 'caf\udce9'", "character 3 of a text is '\\udce9': expected UTF-8"),
         ("prepare {text} --out {loop} --vocab 300", "{loop}"),
         ("generate", "Missing argument"),
-        ("fill {model} 'anna has [3] balls' --steps 0", "steps 0 is out of range: expected 1 to 3"),
         ("fill {model} 'anna has [3] balls' --steps 4", "steps 4 is out of range: expected 1 to 3"),
         ("fill {model} 'anna has [99] balls'", "the gaps are 99 tokens long: expected at most"),
-        ("fill {model} 'anna has [0] balls'", "gap [0] in the template"),
         ("fill {model} 'anna has no gap'", "no gap in the template"),
         ("fill {model} 'anna [3]' --box 0,0,2,2", "--box is for image models: this is a text model"),
         ("evaluate {model}", "this is a text model: expected --data DIR"),
@@ -111,14 +80,8 @@ def raising(error: BaseException | type[BaseException]) -> Callable[..., NoRetur
         ("evaluate {model} --guidance 1,2", "--guidance is for image models: this is a text model"),
         ("evaluate {model} --data {other}", "has another vocabulary"),
         ("evaluate {model} --data {long}", "has a context of"),
-        ("evaluate {model} --data {tmp}", "not a prepared folder"),
         ("evaluate {model} --data {data} --split test", "expected train or valid"),
-        ("evaluate {model} --data {data} --sequences 0", "sequences 0 is out of range"),
-        ("evaluate {model} --data {data} --samples 0", "samples 0 is out of range"),
-        ("evaluate {model} --data nowhere.txt", "nowhere.txt: no such file or folder"),
-        ("evaluate {model} --data {data} --batch 0", "batch 0 is out of range"),
         ("convert nowhere.ckpt {out}", "nowhere.ckpt is not a file"),
-        ("convert {text} {out}", "is damaged or not a checkpoint"),
     ],
 )
 def test_a_mistake_is_one_line_and_leaves_nothing(line, says, places, command):
@@ -132,12 +95,7 @@ def test_a_mistake_is_one_line_and_leaves_nothing(line, says, places, command):
 @pytest.fixture
 def places(tmp_path, text, model, other, folder) -> dict[str, Path]:
     """Files good and bad."""
-    contents = {
-        "empty": b"",
-        "binary": b"anna\0ben" * 100,
-        "latin": "Käse ".encode("latin-1") * 500,
-        "short": b"anna gives ben the ball .\n",
-    }
+    contents = {"latin": "Käse ".encode("latin-1") * 500, "short": b"anna gives ben the ball .\n"}
     for name, content in contents.items():
         (tmp_path / f"{name}.txt").write_bytes(content)
     (tmp_path / "loop").symlink_to(tmp_path / "loop")
@@ -237,10 +195,7 @@ def test_another_error_of_torch_keeps_its_traceback(command, monkeypatch):
         (["train", "--out", "{run}/new"], "interrupted"),
         (["train"], "interrupted"),
         (["evaluate", "--out", "{run}/new.json"], "interrupted"),
-        (
-            ["evaluate", "m", "--out", "{run}/run.json"],
-            "interrupted; continue with: maskless evaluate m --out {run}/run.json",
-        ),
+        (["evaluate", "--out", "{run}/run.json"], "interrupted; continue with: maskless evaluate --out {run}/run.json"),
         (["reproduce", "table-5"], "interrupted; continue with: maskless reproduce table-5"),
         (["serve"], "interrupted"),
     ],

@@ -1,7 +1,5 @@
 """Tables of options have the fields of the dataclasses that they stand for, and commands get what was given."""
 
-from __future__ import annotations
-
 import dataclasses
 import inspect
 import os
@@ -173,17 +171,3 @@ print({"torch", "accelerate", "PIL", "transformers", "fastapi", "matplotlib"} & 
 def test_help_and_the_list_of_models_load_nothing_heavy():
     done = subprocess.run([sys.executable, "-c", LOADED], capture_output=True, text=True, check=True)
     assert done.stdout.splitlines()[-1] == "set()"
-
-
-def test_the_help_begins_with_the_demonstration_and_speaks_the_words_of_the_field():
-    assert next(iter(COMMANDS)) == "demo"
-    words = {
-        ("generate", "top_p"): "Top-p (nucleus) threshold",
-        ("generate", "schedule"): "Guidance schedule",
-        ("fill", "revise"): "Revision rounds",
-        ("train", "resume"): "Resume the run in --out",
-        ("train", "width"): "Hidden size",
-        ("train", "accumulate"): "Gradient accumulation steps",
-    }
-    for (name, option), text in words.items():
-        assert next(one.help for one in COMMANDS[name].params if one.name == option).startswith(text)

@@ -11,10 +11,6 @@ from PIL import Image
 from maskless.data.images import read_images
 
 
-def noise(*shape: int, seed: int = 0) -> np.ndarray:
-    return np.random.default_rng(seed).integers(0, 256, shape, dtype=np.uint8)
-
-
 def encoded(image: Image.Image, kind: str = "png", **options) -> bytes:
     file = io.BytesIO()
     image.save(file, kind, **options)

@@ -5,8 +5,9 @@ import struct
 
 import numpy as np
 import pytest
-from pictures_made import everything, noise, plant, tar
+from pictures_made import everything, plant, tar
 
+from command_inputs import noise
 from maskless.data.image_arrays import CIFAR
 from maskless.data.image_files import UNLABELLED
 from maskless.data.images import looks_like_images, read_images

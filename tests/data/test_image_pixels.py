@@ -5,9 +5,10 @@ import sys
 
 import numpy as np
 import pytest
-from pictures_made import encoded, noise, png
+from pictures_made import encoded, png
 from PIL import EpsImagePlugin, Image
 
+from command_inputs import noise
 from maskless.data.image_pixels import decode, fit
 
 
@@ -37,14 +38,11 @@ def test_no_program_is_run_for_a_picture(tmp_path, monkeypatch):
     assert not (tmp_path / "ran").exists()
 
 
-def test_a_square_of_the_right_size_is_left_as_it_is():
-    assert np.array_equal(fit(noise(16, 16, 3), 16), noise(16, 16, 3))
-
-
 def test_reducing_averages_all_pixels():
     """Antialiased: a fine checkerboard becomes grey, where taking every fourth pixel would give black."""
     board = (np.indices((64, 64)).sum(0) % 2 * 255).astype(np.uint8)
     assert np.abs(fit(board, 16).astype(int) - 127).max() <= 8
+    assert np.array_equal(fit(noise(16, 16, 3), 16), noise(16, 16, 3))  # of the right size it is left as it is
 
 
 def test_all_modes_become_what_they_show():
@@ -63,11 +61,9 @@ def test_all_modes_become_what_they_show():
     assert (decode(png(alpha))[0] == 255).all()  # nothing there: white
     assert (decode(png(np.stack([grey, np.zeros_like(grey)], -1))) == 255).all()
 
-
-def test_sixteen_bits_become_eight_by_rounding():
-    levels = np.array([[0, 128, 129, 257, 65535 - 129, 65535]], np.uint16)
-    assert decode(encoded(Image.fromarray(levels))).tolist() == [[0, 0, 1, 1, 254, 255]]
-    assert decode(encoded(Image.fromarray(levels), "tiff")).tolist() == [[0, 0, 1, 1, 254, 255]]
+    levels = np.array([[0, 128, 129, 257, 65535 - 129, 65535]], np.uint16)  # sixteen bits are rounded to eight
+    for kind in ("png", "tiff"):
+        assert decode(encoded(Image.fromarray(levels), kind)).tolist() == [[0, 0, 1, 1, 254, 255]]
 
 
 def test_a_picture_is_turned_upright():

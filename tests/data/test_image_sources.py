@@ -5,8 +5,9 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from pictures_made import everything, noise, plant, png, tar, zipped
+from pictures_made import everything, plant, png, tar, zipped
 
+from command_inputs import noise
 from maskless.data.image_files import UNLABELLED, Tar, Zip
 from maskless.data.image_pixels import decode, fit
 from maskless.data.images import looks_like_images, read_images

@@ -4,7 +4,6 @@ import itertools
 import json
 import subprocess
 import sys
-import time
 import tracemalloc
 from collections.abc import Sequence
 from fractions import Fraction
@@ -240,14 +239,9 @@ def test_only_prepared_folders_are_overwritten_and_only_when_asked(jsonl, tmp_pa
     assert left_in(foreign) == {"thesis.txt"}
 
 
-def run(program: str) -> subprocess.Popen[bytes]:
-    path = [entry for entry in sys.path if entry]
-    return subprocess.Popen([sys.executable, "-c", f"import sys; sys.path[:0] = {path!r}\n{program}"])
-
-
 def test_a_full_disk_leaves_nothing_behind(jsonl, tmp_path):
     program = f"""
-import resource
+import resource, sys
 from maskless.codec.text import byte_codec
 from maskless.data.prepare import prepare
 resource.setrlimit(resource.RLIMIT_FSIZE, (4096, 4096))  # the nearest thing to a full disk without being root
@@ -256,42 +250,22 @@ try:
 except OSError:
     sys.exit(28)
 """
-    assert run(program).wait(timeout=60) == 28
+    assert subprocess.run([sys.executable, "-c", program], check=False).returncode == 28
     assert left_in(tmp_path) == {jsonl.name}
-
-
-def test_a_killed_run_leaves_no_folder(jsonl, tmp_path):
-    program = f"""
-import time
-from maskless.codec.text import byte_codec
-from maskless.data.prepare import prepare
-pause = lambda *_: time.sleep(60)
-prepare([{str(jsonl)!r}], {str(tmp_path / "out")!r}, codec=byte_codec(), length=32, on_progress=pause)
-"""
-    process = run(program)
-    deadline = time.monotonic() + 60
-    while not list(tmp_path.glob(".out.*.partial/train.bin")) and time.monotonic() < deadline:
-        time.sleep(0.02)
-    process.kill()
-    process.wait()
-    assert list(tmp_path.glob(".out.*.partial"))
-    assert not (tmp_path / "out").exists()
-    prepare([jsonl], tmp_path / "out", codec=BYTES, length=32)
-    assert left_in(tmp_path) == {jsonl.name, "out"}  # the next one clears up
 
 
 def test_memory_does_not_grow_with_the_text(tmp_path, monkeypatch):
     monkeypatch.setattr(module, "BATCH_CHARACTERS", 1 << 15)
     monkeypatch.setattr(sources, "PIECE", 1 << 13)
     monkeypatch.setattr(unpack, "BLOCK", 1 << 13)
-    peaks = []
+    peaks, line = [], "a line of quite ordinary words\n"
     for size in (1, 3):
-        (tmp_path / f"{size}.txt").write_text("a line of quite ordinary words\n" * (size * 30_000))
+        (tmp_path / f"{size}.txt").write_text(line * (size * 30_000))
         tracemalloc.start()
         prepare([tmp_path / f"{size}.txt"], tmp_path / str(size), codec=BYTES, length=256)
         peaks.append(tracemalloc.get_traced_memory()[1])
         tracemalloc.stop()
-    assert peaks[1] < 1.2 * peaks[0]
+    assert peaks[1] - peaks[0] < 60_000 * len(line) / 4  # a quarter of the text that is more
 
 
 def test_a_long_document_is_encoded_and_learnt_from_in_pieces(tmp_path, monkeypatch):

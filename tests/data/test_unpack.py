@@ -8,8 +8,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 from packed_made import PACKERS
-from pictures_made import noise, plant, png, tar, zipped
+from pictures_made import plant, png, tar, zipped
 
+from command_inputs import noise
 from maskless.data import image_files, unpack
 from maskless.data.images import looks_like_images, read_images
 from maskless.data.sources import read

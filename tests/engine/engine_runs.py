@@ -1,7 +1,5 @@
 """What tests of the engine share: an engine that captures without a GPU, and steps as plain numbers."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from maskless.drafts import Step
 from maskless.draw import SCHEDULES, Guidance, Truncation
-from maskless.engine import Engine, engine_of, serves
+from maskless.engine import Engine
 from maskless.engine import run as run_module
 from maskless.engine.graphs import Equal, Rounded
 from maskless.engine.stream import Conditions
@@ -19,6 +19,7 @@ from maskless.nn.partition import PartitionConfig, PartitionTransformer
 from maskless.order import COUNTS, after_lead, halton
 from maskless.plans import Plan, plan
 from maskless.sampling import sample
+from tiny_networks import shaken
 
 B, GRID, CODES, CLASSES = 4, (3, 4), 11, 5
 L, MASK, BOS = 1 + GRID[0] * GRID[1], CODES, CODES + 1
@@ -42,10 +43,7 @@ def image_network(kind: str, seed: int = 0, scale: float = 0.2, **more) -> nn.Mo
     else:
         config = SIZES | {"classes": CLASSES, "grid": GRID} | KINDS[kind] | more
         network = PartitionTransformer(PartitionConfig(**config))
-    with torch.no_grad():
-        for parameter in network.parameters():
-            parameter += scale * torch.randn_like(parameter)
-    return network.eval()
+    return shaken(network, scale)
 
 
 def state(given: str, rows: int = B) -> tuple[Tensor, Tensor]:
@@ -110,31 +108,6 @@ def test_the_engine_decides_what_the_plain_loop_decides(kind, weight, schedule, 
         assert pairs(seen) == pairs(plain)
 
 
-@pytest.mark.parametrize("kind", ["ordered", "maskgit"])
-@pytest.mark.parametrize(
-    "truncation", [Truncation(temperature=0.7), Truncation(temperature=0), Truncation(top_k=3, top_p=0.8)]
-)
-def test_filters_are_those_of_the_plain_loop(kind, truncation):
-    network = image_network(kind)
-    for warmup in (0, 2):
-        both(network, Engine(network), "ragged", truncation=truncation, warmup=warmup)
-
-
-def test_labels_and_guidance_matter():
-    """So that equal tokens say something."""
-    for kind in ("full", "ordered", "maskgit"):
-        network = image_network(kind)
-        results = []
-        for labels, weight in ((LABELS, 3.0), (LABELS.flip(0), 3.0), (LABELS, 0.0)):
-            (tokens, known), keys = state("nothing"), row_keys(0, torch.arange(B))
-            way = planned(known, keys, 5)
-            guidance = Guidance(weight=weight, dropped=CLASSES)
-            Engine(network).sample(tokens, way, keys, labels=labels, guidance=guidance, never=never_of(network))
-            results.append(tokens)
-        assert not torch.equal(results[0], results[1])
-        assert not torch.equal(results[0], results[2])
-
-
 @pytest.mark.parametrize("weight", [0.0, 2.0])
 @pytest.mark.parametrize("kind", ["full", "ordered", "maskgit"])
 def test_the_second_half_is_left_out_where_it_has_no_weight_and_nothing_is_cached(kind, weight, monkeypatch):
@@ -193,18 +166,6 @@ def test_modulations_are_computed_once_for_each_distinct_label(monkeypatch):
     assert asked == [3]  # labels 3 and 0 and the dropped one, in rows with and without their labels
 
 
-def test_registers_serve_a_network_without_labels():
-    network = image_network("full", classes=None)
-    (tokens, known), keys = state("equal"), row_keys(0, torch.arange(B))
-    way = planned(known, keys, 3)
-    mine = tokens.clone()
-    list(sample(network, tokens, way, keys, filter=Truncation()))
-    Engine(network).sample(mine, way, keys)
-    assert torch.equal(mine, tokens)
-    with pytest.raises(ValueError, match="labels were given to a network without classes"):
-        Engine(network).sample(mine, way, keys, labels=LABELS)
-
-
 def test_what_does_not_fit_is_said():
     network = image_network("full")
     engine = Engine(network)
@@ -219,19 +180,11 @@ def test_what_does_not_fit_is_said():
     ):
         with pytest.raises(ValueError, match=says):
             engine.sample(tokens, way, keys, **how)
+    with pytest.raises(ValueError, match="labels were given to a network without classes"):
+        Engine(image_network("full", classes=None)).sample(tokens, way, keys, labels=LABELS)
     undecided = Plan(way.order.flip(1), torch.tensor([[0, L]]).repeat(B, 1))
     with pytest.raises(ValueError, match=r"the first token \(BOS\) is to be decided"):
         engine.sample(tokens, undecided, keys)
-
-
-def test_an_engine_is_made_again_when_the_weights_change():
-    network = image_network("full")
-    first = engine_of(network)
-    assert serves(network)
-    assert engine_of(network) is first
-    with torch.no_grad():
-        network.condition.weight += 1
-    assert engine_of(network) is not first
 
 
 @pytest.mark.gpu

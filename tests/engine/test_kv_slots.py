@@ -9,6 +9,7 @@ from maskless.engine import Engine, backbones
 from maskless.engine.kv_slots import FEWEST, KVSlots, SlotQuery, keeps
 from maskless.nn.partition import PartitionConfig, PartitionTransformer
 from maskless.problems import dense
+from tiny_networks import shaken
 
 LENGTH = 10
 
@@ -17,10 +18,7 @@ def painter():
     torch.manual_seed(0)
     config = {"vocab": 11, "length": LENGTH, "width": 16, "heads": 2, "condition": 8, "encoder": 2, "decoder": 2}
     network = PartitionTransformer(PartitionConfig(**config, classes=3, grid=(3, 3), registers=True, context="ordered"))
-    with torch.no_grad():
-        for parameter in network.parameters():
-            parameter += 0.1 * torch.randn_like(parameter)
-    return network.eval()
+    return shaken(network, 0.1)
 
 
 @pytest.fixture(params=["ordered", "causal", "painter"])

@@ -1,7 +1,5 @@
 """Weights of any precision are folded in float32: a network that was cast is sampled from as its float32 copy is."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 

@@ -1,7 +1,5 @@
 """An engine is used as long as the weights are those it was made from, and no longer."""
 
-from __future__ import annotations
-
 import copy
 
 import pytest

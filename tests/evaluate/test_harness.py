@@ -21,6 +21,7 @@ from maskless.evaluate.harness import Scorer
 from maskless.nn.blocks import open_gates
 from maskless.nn.partition import PartitionConfig, PartitionTransformer
 from maskless.objective import noise, pgm_exact
+from maskless.problems import dense
 from objective_tasks import loss
 
 needs_lm_eval = pytest.mark.skipif(
@@ -69,19 +70,12 @@ def tasks(tmp_path_factory) -> Path:
     common |= {"test_split": "test", "doc_to_text": "the {{animal}} eats"}
     choice = {"output_type": "multiple_choice", "doc_to_choice": "{{choices}}", "doc_to_target": "{{answer}}"}
     word = {"output_type": "loglikelihood", "doc_to_target": " {{food}}"}
-    free = {
-        "output_type": "generate_until",
-        "doc_to_target": "{{food}}",
-        "generation_kwargs": {"until": [" ."], "max_gen_toks": 6},
-    }
-    free |= {
-        "filter_list": [{"name": "stripped", "filter": [{"function": "remove_whitespace"}, {"function": "take_first"}]}]
-    }
-    rolling = {
-        "output_type": "loglikelihood_rolling",
-        "doc_to_text": "",
-        "doc_to_target": "the {{animal}} eats {{food}} .",
-    }
+    free = {"output_type": "generate_until", "doc_to_target": "{{food}}"}
+    free |= {"generation_kwargs": {"until": [" ."], "max_gen_toks": 6}}
+    stripped = [{"function": "remove_whitespace"}, {"function": "take_first"}]
+    free |= {"filter_list": [{"name": "stripped", "filter": stripped}]}
+    rolling = {"output_type": "loglikelihood_rolling", "doc_to_text": ""}
+    rolling |= {"doc_to_target": "the {{animal}} eats {{food}} ."}
     accuracy = {"metric": "acc", "aggregation": "mean", "higher_is_better": True}
     exact = {"metric": "exact_match", "aggregation": "mean", "higher_is_better": True}
     for name, task, metric in (
@@ -114,25 +108,6 @@ def test_lm_eval_runs_local_tasks_and_a_trained_model_beats_chance(trained, task
     printed = capsys.readouterr().out
     assert "eats_choice" in printed
     assert "Metric" in printed  # the table has names of columns
-
-
-@needs_lm_eval
-@pytest.mark.parametrize("how", ["form=joint", "greedy=at-once"])
-def test_other_forms_beat_chance_too(trained, tasks, how, monkeypatch):
-    from lm_eval import simple_evaluate
-    from lm_eval.tasks import TaskManager
-
-    monkeypatch.setenv("HF_DATASETS_OFFLINE", "1")
-    harness.register()
-    found = simple_evaluate(
-        model="maskless",
-        model_args=f"pretrained={trained},{how}",
-        tasks=["eats_choice", "eats_word"],
-        task_manager=TaskManager(include_path=str(tasks), include_defaults=False),
-        device="cpu",
-    )
-    assert found["results"]["eats_choice"]["acc,none"] > 0.6
-    assert found["results"]["eats_word"]["acc,none"] > 0.6
 
 
 @needs_lm_eval
@@ -288,6 +263,18 @@ def test_wrapped_models_lead_with_bos_and_the_joint_form_ends_in_eos(tiny):
     assert score == pytest.approx(options.joint(network, [([256, 1, 2], [3, 256])], samples=4)[0])
     with pytest.raises(ValueError, match="expected a text model with a tokenizer"):
         Scorer(Model(network))
+
+
+def test_a_greedy_answer_is_given_one_by_one_or_at_once(tiny):
+    network = tiny("position", vocab=257, length=4, scale=0.4)
+    problems = dense(torch.arange(8)[:, None], torch.zeros(8, 1).long(), torch.tensor([[1, 2]] * 8))
+    likeliest = network(problems).argmax(-1)
+    requests = [([i], answer) for i, answer in enumerate(likeliest.view(8, 2).tolist())]
+    right = {
+        greedy: [found for _, found in Scorer(Model(network, byte_codec()), greedy=greedy, samples=1).score(requests)]
+        for greedy in harness.GREEDY
+    }
+    assert right["at-once"] == [True] * 8 != right["one-by-one"]
 
 
 def test_the_python_of_the_document_runs(trained, tmp_path, monkeypatch, capsys):

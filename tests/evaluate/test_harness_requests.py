@@ -71,15 +71,6 @@ def test_the_prompt_comes_first_and_the_answer_gets_what_it_leaves(tiny, monkeyp
     assert seen[0] == [scorer.lead + ids[prompt - kept :]]
 
 
-def test_prompts_of_several_lengths_get_their_own_room(model):
-    prompts = [list(b"abcdefgh"[:n]) for n in (1, 3, 8, 8, 2)]
-    (*together,) = Scorer(model, block=4).continued(prompts, [], 256, temperature=0.0)
-    alone = [
-        Scorer(model, block=4).continued([p], [], 256, numbers=[i], temperature=0.0) for i, p in enumerate(prompts)
-    ]
-    assert together == [text for (text,) in alone]
-
-
 def test_repeats_differ_and_no_answer_depends_on_the_batch_size(model):
     prompts = [list(b"once")] * 4 + [list(b"upon"), list(b"a")] * 2
     found = [Scorer(model, batch=b, block=4).continued(prompts, [], 6, temperature=1.0) for b in (1, 2, 3, 32)]
@@ -151,11 +142,6 @@ def test_where_no_token_is_over_the_boundary_the_split_is_that_of_lm_eval(lm, co
 def test_an_empty_continuation_is_refused(lm, context):
     with pytest.raises(ValueError, match=rf"^the continuation '' of '{context}' is empty: expected a token to score$"):
         lm().loglikelihood([asked(context, " correct"), asked(context, "")], disable_tqdm=True)
-
-
-def test_an_empty_target_is_refused(model):
-    with pytest.raises(ValueError, match="a target is empty: expected at least one token"):
-        Scorer(model).score([([1, 2], [3]), ([1, 2], [])])
 
 
 @pytest.mark.parametrize(

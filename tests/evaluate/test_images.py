@@ -68,9 +68,8 @@ def same(a: Statistics, b: Statistics, tolerance: float = 1e-11) -> None:
 def test_statistics_are_numpys():
     x = normal(50).float().double()
     found = of(x.float())
-    np.testing.assert_allclose(
-        found.mean, x.numpy().mean(0), rtol=0, atol=50 * EPS * float(x.abs().max())
-    )  # a sum of 50
+    sums = {"rtol": 0, "atol": 50 * EPS * float(x.abs().max())}  # of 50
+    np.testing.assert_allclose(found.mean, x.numpy().mean(0), **sums)
     covariance = np.cov(x.numpy(), rowvar=False)
     np.testing.assert_allclose(found.covariance, covariance, rtol=0, atol=50 * EPS * float(x.square().max()))
     assert found.covariance.dtype == torch.float64
@@ -92,11 +91,6 @@ def test_a_set_is_at_no_distance_from_itself():
         assert fid(of(normal(n)), of(normal(n))) < 1e-6
     x = normal(30, width=300)
     assert fid(of(x), of(x.flip(0))) < 1e-6 * float(of(x).covariance.trace())
-
-
-def test_a_shift_costs_its_square():
-    x, shift = normal(100), torch.tensor([3.0, -4, 0, 0, 12, 0], dtype=torch.float64)
-    assert fid(of(x), of(x + shift)) == pytest.approx(169, rel=1e-9)
 
 
 def gaussian(mean: list[float], covariance: Tensor, n: int = 101) -> Statistics:
@@ -164,13 +158,6 @@ def test_the_score_is_that_of_a_naive_reference():
     assert inception_score(logits, seed=4) == pytest.approx((np.mean(scores), np.std(scores)), rel=1e-9)
 
 
-def test_the_score_does_not_suffer_from_the_order_of_classes():
-    by_class = torch.eye(10).repeat_interleave(100, 0) * 1e4
-    by_turns = torch.eye(10).repeat(100, 1) * 1e4
-    for logits in (by_class, by_turns):
-        assert inception_score(logits)[0] > 9
-
-
 def naive_precision_recall(real: np.ndarray, made: np.ndarray, k: int) -> tuple[float, float]:
     def radius(x: np.ndarray, i: int) -> float:
         return sorted(np.linalg.norm(x[i] - x[j]) for j in range(len(x)) if j != i)[k - 1]
@@ -204,14 +191,6 @@ def test_equal_sets_have_all_and_disjoint_ones_nothing():
     assert precision_recall(x, x[:10], k=3)[0] == 1  # part of the real ones
 
 
-def test_collapse_is_precise_but_recalls_little():
-    real = torch.randn(200, 4, generator=torch.Generator().manual_seed(0))
-    made = real[:1] + 0.01 * torch.randn(200, 4, generator=torch.Generator().manual_seed(1))
-    precision, recall = precision_recall(real, made)
-    assert precision == 1
-    assert recall < 0.05
-
-
 def test_statistics_go_to_a_file_and_back(tmp_path):
     one = of(normal(20), "abc")
     one.save(tmp_path / "statistics.npz")
@@ -234,9 +213,7 @@ def test_other_files_are_one_clear_line(tmp_path):
     (tmp_path / "cut.npz").write_bytes((tmp_path / "good.npz").read_bytes()[:100])
     np.save(tmp_path / "one.npy", np.zeros(2))
     paths = [
-        tmp_path / "text.npz",
-        tmp_path / "cut.npz",
-        tmp_path / "one.npy",
+        *(tmp_path / name for name in ("text.npz", "cut.npz", "one.npy")),
         wrong("few.npz", n=3, mean=np.zeros(2)),
         wrong("pickled.npz", **good | {"mean": np.array([object()])}),
         wrong("shape.npz", **good | {"scatter": np.eye(3)}),
@@ -260,10 +237,7 @@ def test_mistakes_are_one_clear_line():
         (lambda: of(x[0]), r"features \(6,\): expected \(N, D\)"),
         (lambda: fid(of(x[:1]), of(x)), "1 images are too few for a covariance: expected 2 or more"),
         (lambda: fid(of(x), of(x[:, :4])), "features of 6 and 4 dimensions cannot be compared"),
-        (
-            lambda: fid(of(x, "a" * 64), of(x, "b" * 64)),
-            "statistics of two networks, sha256 aaaaaaaaaaaa and sha256 bbb",
-        ),
+        (lambda: fid(of(x, "a" * 64), of(x, "b" * 64)), "of two networks, sha256 aaaaaaaaaaaa and sha256 bbb"),
         (lambda: of(x, "a") + of(x, "b"), "statistics of two networks"),
         (lambda: inception_score(torch.zeros(9, 5)), "expected .* with 10 images or more"),
         (lambda: inception_score(torch.full((20, 5), torch.nan)), "logits are not finite"),
@@ -271,10 +245,7 @@ def test_mistakes_are_one_clear_line():
         (lambda: precision_recall(x[:3], x), r"real features \(3, 6\): expected .* more than k = 3 images"),
         (lambda: precision_recall(x, x[:, :4]), "features of 6 and 4 dimensions"),
         (lambda: precision_recall(x, x, k=0), "k 0, batch 1024: expected 1 or more"),
-        (
-            lambda: need_logits(dataclasses.replace(TOY, classes=0)),
-            "toy has features but no logits, so there is no Incep",
-        ),
+        (lambda: need_logits(dataclasses.replace(TOY, classes=0)), "toy has features but no logits, so there is no"),
     ]:
         with pytest.raises(ValueError, match=line):
             mistake()

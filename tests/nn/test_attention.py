@@ -61,19 +61,6 @@ def test_attention_equals_a_loop_and_causal_attention_too(q_lengths, k_lengths):
         torch.testing.assert_close(out.double(), expected, atol=1e-5, rtol=0)
 
 
-@pytest.mark.parametrize("causal", [False, True])
-def test_equal_lengths_give_the_same_numbers_dense_and_padded(causal):
-    q, k, v = three([5] * 3, [5] * 3)
-    dense = offsets([5] * 3)
-    padded = replace(dense, equal=False, longest=9)  # the bound may be larger than any length
-    torch.testing.assert_close(
-        attention(q, k, v, dense, dense, causal=causal),
-        attention(q, k, v, padded, padded, causal=causal),
-        atol=1e-5,
-        rtol=0,
-    )
-
-
 @pytest.mark.parametrize(("q_lengths", "k_lengths"), RAGGED + EQUAL)
 def test_empty_segments_give_zeros_and_clean_gradients(q_lengths, k_lengths):
     q, k, v = (x.requires_grad_() for x in three(q_lengths, k_lengths))
@@ -85,16 +72,6 @@ def test_empty_segments_give_zeros_and_clean_gradients(q_lengths, k_lengths):
     grads = torch.autograd.grad(weighed, (q, k, v))
     assert all(g.isfinite().all() for g in grads)
     assert (grads[0][lonely] == 0).all()
-
-
-def test_no_gradient_crosses_from_one_segment_to_another():
-    lengths = [3, 2, 4]
-    q, k, v = (x.requires_grad_() for x in three(lengths, lengths))
-    out = attention(q, k, v, offsets(lengths), offsets(lengths), causal=False)
-    for grad in torch.autograd.grad(out[3:5].square().sum(), (q, k, v)):
-        assert (grad[:3] == 0).all()
-        assert (grad[5:] == 0).all()
-        assert (grad[3:5] != 0).any()
 
 
 LONG = [  # several tiles of the kernels, boundaries within and between them
@@ -155,19 +132,6 @@ def test_the_kernels_interpreted_give_what_plain_torch_gives(q_lengths, k_length
     torch.testing.assert_close(ours, plain, atol=1e-5, rtol=0)
     for one, other in zip(*(torch.autograd.grad((x * weight).sum(), inputs) for x in (ours, plain)), strict=True):
         torch.testing.assert_close(one, other, atol=1e-5, rtol=0)
-
-
-def test_rotation_depends_only_on_the_distance():
-    table = rotary_table(40, 8)
-    q, k = packed([1], 0, width=8), packed([1], 1, width=8)
-
-    def score(i: int, j: int) -> Tensor:
-        return (rotate(q, table[[i]]) * rotate(k, table[[j]])).sum(-1)
-
-    torch.testing.assert_close(score(3, 10), score(30, 37), atol=1e-5, rtol=0)
-    assert (score(3, 10) - score(10, 3)).abs().max() > 1e-2
-    assert torch.equal(rotate(q, table[[0]]), q)
-    torch.testing.assert_close(rotate(q, table[[39]]).norm(dim=-1), q.norm(dim=-1))
 
 
 def test_rotation_pairs_the_halves_of_a_head():

@@ -53,7 +53,7 @@ def test_every_field_is_checked(config, name):
 
 
 def test_pixels_have_whole_levels_and_channels():
-    for levels, channels in ((2.5, 1), (True, 1), ("4", 1), (4, 1.0), (4, True), (4, None)):
+    for levels, channels in ((2.5, 1), (True, 1), ("4", 1), (4, 1.0), (4, True), (4, None), (1, 1), (256, 4), (2, 0)):
         with pytest.raises(ValueError, match=f"{levels} levels of {channels} channel"):
             PixelCodec(levels, channels)
 

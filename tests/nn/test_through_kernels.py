@@ -14,6 +14,7 @@ from maskless.nn.partition import GroupSwap, PartitionConfig, PartitionTransform
 from maskless.objective import OBJECTIVES, noise
 from maskless.objective import chain as chain_of
 from maskless.train.distill import Stride, one_group
+from tiny_networks import shaken
 
 SIZES = {"vocab": 50, "length": 33, "width": 64, "heads": 2, "encoder": 2, "decoder": 2, "condition": 8}
 PICTURES = {"classes": 2, "registers": True, "grid": (4, 8)}
@@ -22,10 +23,7 @@ PICTURES = {"classes": 2, "registers": True, "grid": (4, 8)}
 def passed(kinds: dict, *, chain: bool = False) -> tuple[Tensor, dict[str, Tensor]]:
     """The loss of one batch, and the gradient of every parameter."""
     torch.manual_seed(0)
-    network = PartitionTransformer(PartitionConfig(**SIZES, **kinds))
-    with torch.no_grad():
-        for parameter in network.parameters():
-            parameter += 0.1 * torch.randn_like(parameter)
+    network = shaken(PartitionTransformer(PartitionConfig(**SIZES, **kinds)), 0.1).train()
     tokens = torch.randint(40, (3, 33), generator=torch.Generator().manual_seed(1))
     t, u = noise(3, 33, seed=0, step=0)
     objective, labels = ("pgm-arccos", torch.tensor([0, 1, 2])) if "classes" in kinds else ("pgm", None)

@@ -1,7 +1,5 @@
 """A real server on a free port with tiny models, a client that needs no library, and a browser that visits it."""
 
-from __future__ import annotations
-
 import contextlib
 import copy
 import http.client
@@ -10,10 +8,13 @@ import os
 import re
 import shutil
 import socket
+import subprocess
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +26,7 @@ from maskless.codec.text import train_bpe
 from maskless.codec.vq import PixelCodec
 from maskless.data import toy
 from maskless.mixture import Mixture
+from tiny_networks import shaken
 
 pytest.importorskip("fastapi", reason="needs the extra web")
 uvicorn = pytest.importorskip("uvicorn", reason="needs the extra web")
@@ -37,7 +39,6 @@ from maskless.serve.web import build  # noqa: E402
 
 LIMITS = Limits(length=48, steps=64, rows=8, batch=16, queue=64, seconds=20, body=1 << 16)
 CLASSES = ("cat", "dog", "ship")
-GRID = (4, 4)
 BROWSERS = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable")
 
 
@@ -64,25 +65,9 @@ def keeping(tiny: Callable[..., Any], models: dict[str, Model]) -> dict[str, Mod
 
 def painter(**kind: Any) -> Model:
     torch.manual_seed(1)
-    levels = PixelCodec(9)
-    network = PartitionTransformer(
-        PartitionConfig(
-            vocab=levels.codes + 2,
-            length=1 + GRID[0] * GRID[1],
-            width=32,
-            heads=2,
-            condition=8,
-            encoder=1,
-            decoder=1,
-            classes=len(CLASSES),
-            grid=GRID,
-            **kind,
-        )
-    )
-    with torch.no_grad():
-        for parameter in network.parameters():
-            parameter += 0.3 * torch.randn_like(parameter)
-    return Model(network.eval(), levels, "image", CLASSES)
+    sizes = {"vocab": 11, "length": 17, "grid": (4, 4), "classes": len(CLASSES), "encoder": 1, "decoder": 1}
+    network = PartitionTransformer(PartitionConfig(**sizes, width=32, heads=2, condition=8, **kind))
+    return Model(shaken(network, 0.3), PixelCodec(9), "image", CLASSES)
 
 
 @dataclass
@@ -160,6 +145,36 @@ def running(hosts: list[Host], limits: Limits, key: str | None = None) -> Iterat
         server.should_exit = True
         thread.join(60)
         assert not thread.is_alive()
+
+
+@pytest.fixture(scope="session")
+def serving(models: dict[str, Model]) -> Callable[..., Any]:
+    return partial(real_process, models)
+
+
+@contextlib.contextmanager
+def real_process(models: dict[str, Model], words: list[str], folder: Path, descriptors: int = 0) -> Iterator[Any]:
+    """`maskless serve` in a process of its own, its server, and the file with all that it complains of.
+
+    words: its options, and the names of the models that it serves; descriptors: how many files it may open, if fewer.
+    """
+    for name in models.keys() & {*words}:
+        models[name].save_pretrained(folder / name)
+    command = [sys.executable, "-m", "maskless", "serve", *words, "--port", "0", "--device", "cpu"]
+    if descriptors:
+        command = ["sh", "-c", f'ulimit -n {descriptors}; exec "$@"', "sh", *command]
+    environment, said = os.environ | {"COLUMNS": "200", "OMP_NUM_THREADS": "1"}, folder / "stderr"
+    with (
+        said.open("w") as err,
+        subprocess.Popen(command, cwd=folder, env=environment, stdout=subprocess.PIPE, stderr=err, text=True) as run,
+    ):
+        try:
+            line = run.stdout.readline()
+            found = re.match(r"http://127\.0\.0\.1:(\d+) ", line)
+            assert found, line + said.read_text()
+            yield run, Server(int(found[1])), said
+        finally:
+            run.kill()
 
 
 @pytest.fixture(scope="session")

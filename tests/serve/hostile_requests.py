@@ -3,8 +3,6 @@
 Each is a path and a body, made up from a generator of random numbers, so that a run can be repeated.
 """
 
-from __future__ import annotations
-
 import base64
 import io
 import json
@@ -28,35 +26,9 @@ VALID: dict[str, dict[str, Any]] = {
     "/v1/pictures": {"label": 0, "steps": 2},
     "/v1/pictures/fill": {"image": "", "mask": [[True]]},
 }
-FIELDS = (
-    "n",
-    "steps",
-    "length",
-    "seed",
-    "top_k",
-    "top_p",
-    "temperature",
-    "revise",
-    "max_tokens",
-    "position",
-    "k",
-    "spaced",
-)
-FIELDS += (
-    "tokens",
-    "text",
-    "prompt",
-    "suffix",
-    "stop",
-    "model",
-    "order",
-    "label",
-    "guidance",
-    "warmup",
-    "mask",
-    "image",
-    "x",
-)
+FIELDS = ["n", "steps", "length", "seed", "top_k", "top_p", "temperature", "revise", "max_tokens", "position", "k"]
+FIELDS += ["spaced", "tokens", "text", "prompt", "suffix", "stop", "model", "order", "label", "guidance", "warmup"]
+FIELDS += ["mask", "image", "x"]
 
 
 def digits(rng: random.Random) -> str:
@@ -66,22 +38,8 @@ def digits(rng: random.Random) -> str:
 
 def gap(rng: random.Random) -> str:
     """A gap, or what looks like one."""
-    wrong = (
-        "[",
-        "]",
-        "[]",
-        "[-1]",
-        "[1",
-        "[1e9]",
-        "[ 3 ]",
-        "[٣]",
-        "[[3]]",
-        "\\[8]",
-        "\\\\[8]",
-        "\\___",
-        "____",
-        "_" * 3000,
-    )
+    wrong = ("[", "]", "[]", "[-1]", "[1", "[1e9]", "[ 3 ]", "[٣]", "[[3]]")
+    wrong += ("\\[8]", "\\\\[8]", "\\___", "____", "_" * 3000)
     return f"[{digits(rng)}]" if rng.random() < 0.6 else rng.choice(wrong)
 
 
@@ -152,7 +110,7 @@ def drawn(rng: random.Random) -> Attack:
     )
     file = io.BytesIO()
     mode = rng.choice(("1", "L", "P", "RGB", "RGBA", "LA", "I;16"))
-    Image.new(mode, size).save(file, "PNG") if mode != "RGB" else Image.new(mode, size).save(file, "JPEG")
+    Image.new(mode, size).save(file, "JPEG" if mode == "RGB" else "PNG")
     data = bytearray(file.getvalue())
     if rng.random() < 0.4:
         data = data[: rng.randrange(len(data))]

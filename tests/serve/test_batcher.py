@@ -153,19 +153,6 @@ def test_a_late_job_is_told_so(gated):
     assert len(late.steps) == 1
 
 
-def test_a_failing_step_ends_its_jobs_and_no_others(make):
-    host = make()
-    quick = host.batcher.backend.logits
-
-    def fails(rows):
-        raise RuntimeError("a broken network")
-
-    host.batcher.backend.logits = fails
-    assert "broken" in str(Waiter(host).wait().error)
-    host.batcher.backend.logits = quick
-    all_well(Waiter(host))
-
-
 @pytest.mark.parametrize("kind", ["pgm", "ordered"])
 def test_the_fault_of_one_is_not_that_of_all(make, kind):
     """A step that fails is taken again, one request at a time: the others come out as they would have."""

@@ -3,6 +3,7 @@
 import time
 from types import SimpleNamespace
 
+import pytest
 from waiters import PATIENCE, Waiter, all_well, until
 
 from maskless.serve import shares
@@ -10,10 +11,17 @@ from maskless.serve.host import Host, Limits
 from maskless.serve.shares import FairShare
 
 
-def test_models_side_by_side_share_the_time_and_not_the_steps(models, monkeypatch):
+@pytest.fixture
+def now(monkeypatch) -> list[float]:
+    """The time, which passes only where a test says so."""
+    now = [0.0]
+    monkeypatch.setattr(shares, "time", SimpleNamespace(perf_counter=lambda: now[0]))
+    return now
+
+
+def test_models_side_by_side_share_the_time_and_not_the_steps(models, now, monkeypatch):
     """One whose steps take eight times as long gets an eighth of them while both have work."""
-    now, taken, inside, at_once = [0.0], [], [], []
-    monkeypatch.setattr(shares, "time", SimpleNamespace(perf_counter=lambda: now[0]))  # only what is told below
+    taken, inside, at_once = [], [], []
     monkeypatch.setattr(shares, "PATIENCE", PATIENCE)
     share, costs = FairShare(), {"quick": 1.0, "slow": 8.0}
     hosts = [Host(name, models["pgm"], Limits(steps=100), share) for name in costs]
@@ -43,15 +51,13 @@ def test_models_side_by_side_share_the_time_and_not_the_steps(models, monkeypatc
         host.batcher.close()
 
 
-def test_who_comes_after_a_pause_does_not_catch_up():
+def test_who_comes_after_a_pause_does_not_catch_up(now):
     share = FairShare()
-    for _ in range(3):
-        with share.turn("a"):
-            time.sleep(0.01)
-    with share.turn("b"):
-        pass
-    assert share.used["b"] >= share.used["a"] - 1e-3
+    for name, seconds in (("a", 3.0), ("b", 0.0)):
+        with share.turn(name):
+            now[0] += seconds
+    assert share.used["b"] >= share.used["a"]
     share.leave("a")
     with share.turn("b"):
-        time.sleep(0.001)
+        now[0] += 1.0
     assert share.working == {"b"}

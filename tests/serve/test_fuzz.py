@@ -5,19 +5,14 @@ sends a few of these. MASKLESS_FUZZ=300 python -m pytest tests/serve/test_fuzz.p
 for each endpoint, to the shipped models, and prints what came of them.
 """
 
-from __future__ import annotations
-
-import http.client
 import json
 import os
 import re
-import subprocess
-import sys
 import time
 from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
 from pathlib import Path
+from typing import Any, NamedTuple
 
 import hostile_requests
 import pytest
@@ -27,14 +22,9 @@ ENDPOINTS = 6
 MEMORY = 1 << 30  # bytes that requests may take at most: what the process itself takes depends on the machine
 
 
-@dataclass
-class Process:
-    url: str
+class Process(NamedTuple):
+    server: Any
     pid: int
-    begun: int = 0  # bytes that it had taken before the first request
-
-    def __post_init__(self) -> None:
-        self.begun = self.peak()
 
     def peak(self) -> int:
         """The most memory that it has had, in bytes; 0 where the system does not tell."""
@@ -42,44 +32,18 @@ class Process:
         found = re.search(r"VmHWM:\s+(\d+) kB", status.read_text()) if status.exists() else None
         return 1024 * int(found[1]) if found else 0
 
-    def post(self, path: str, body: bytes) -> tuple[int, bytes]:
-        line = http.client.HTTPConnection(self.url.removeprefix("http://"), timeout=90)
-        try:
-            line.request("POST", path, body, {"content-type": "application/json"})
-            answer = line.getresponse()
-            return answer.status, answer.read()
-        finally:
-            line.close()
-
-    def get(self, path: str) -> int:
-        line = http.client.HTTPConnection(self.url.removeprefix("http://"), timeout=90)
-        line.request("GET", path)
-        status = line.getresponse().status
-        line.close()
-        return status
-
 
 @pytest.fixture(scope="module")
-def process(models, tmp_path_factory):
-    """`maskless serve`: the shipped models in a long run, tiny ones in the suite."""
-    folder, words = tmp_path_factory.mktemp("served"), []
-    if not COUNT:
-        for name in ("pgm", "pictures"):
-            models[name].save_pretrained(folder / name)
-        words = ["pgm", "--pictures", "pictures"]
-    command = [sys.executable, "-m", "maskless", "serve", *words, "--port", "0", "--device", "cpu", "--timeout", "10"]
-    environment, said = os.environ | {"COLUMNS": "200"}, folder / "stderr"
-    with (
-        said.open("w") as err,
-        subprocess.Popen(command, cwd=folder, env=environment, stdout=subprocess.PIPE, stderr=err, text=True) as run,
-    ):
-        try:
-            found = re.match(r"(http://127\.0\.0\.1:\d+) ", run.stdout.readline())
-            assert found, said.read_text()
-            yield Process(found[1], run.pid)
-            assert run.poll() is None, said.read_text()[-2000:]
-        finally:
-            run.kill()
+def process(serving, tmp_path_factory):
+    """`maskless serve`: the shipped models in a long run, tiny ones in the suite. It takes little more memory."""
+    words = [] if COUNT else ["pgm", "--pictures", "pictures"]
+    with serving([*words, "--timeout", "10"], tmp_path_factory.mktemp("served")) as (run, server, said):
+        one = Process(server, run.pid)
+        begun = one.peak()
+        yield one
+        assert run.poll() is None, said.read_text()[-2000:]
+        assert one.peak() - begun < MEMORY
+        assert server.get("/healthz").status == 200
     assert "Traceback" not in said.read_text()
 
 
@@ -97,10 +61,7 @@ def report(seen: Counter[tuple[str, int]], begun: float, process: Process) -> No
     statuses: Counter[int] = Counter()
     for (_, status), count in seen.items():
         statuses[status] += count
-    print(
-        f"\n{sum(seen.values())} requests in {time.monotonic() - begun:.0f} s: {dict(sorted(statuses.items()))},",
-        end=" ",
-    )
+    print(f"\n{sum(seen.values())} requests in {time.monotonic() - begun:.0f} s: {dict(sorted(statuses.items()))},")
     print(f"{process.peak() / 1e6:.0f} MB at most", dict(sorted(seen.items())))
 
 
@@ -111,17 +72,15 @@ def test_no_hostile_request_takes_much_or_breaks_anything(process):
     def send(number: int) -> None:
         known = hostile_requests.KNOWN
         path, body = known[number] if number < len(known) else hostile_requests.attack(number)
-        status, answer = process.post(path, body)
-        seen[path, status] += 1
-        if not answer.startswith(b"event: "):
-            judged(status, answer, (number, path, body[:200]))
+        answer = process.server.post(path, body)
+        seen[path, answer.status] += 1
+        if not answer.body.startswith(b"event: "):
+            judged(answer.status, answer.body, (number, path, body[:200]))
 
     with ThreadPoolExecutor(8) as clients:
         list(clients.map(send, range(ENDPOINTS * COUNT or 120)))
     report(seen, begun, process)
-    assert process.get("/healthz") == 200
     assert {status for _, status in seen} >= {200, 400, 413, 422}
-    assert process.peak() - process.begun < MEMORY
 
 
 @pytest.mark.skipif(not COUNT, reason="set MASKLESS_FUZZ to a number of requests for each endpoint")
@@ -130,22 +89,17 @@ def test_no_made_up_request_is_a_500(process):
     schemathesis = pytest.importorskip("schemathesis", reason="needs the extra fuzz")
     from hypothesis import HealthCheck, Phase, given, settings
 
-    schema = schemathesis.openapi.from_url(f"{process.url}/openapi.json")
+    schema = schemathesis.openapi.from_url(f"{process.server.url}/openapi.json")
     seen: Counter[tuple[str, int]] = Counter()
     begun = time.monotonic()
-    calm = settings(
-        max_examples=(COUNT + 1) // 2,
-        deadline=None,
-        suppress_health_check=list(HealthCheck),
-        phases=[Phase.generate],
-        database=None,
-    )
+    few = {"max_examples": (COUNT + 1) // 2, "phases": [Phase.generate]}
+    calm = settings(**few, deadline=None, suppress_health_check=list(HealthCheck), database=None)
 
     def attack(operation, mode):
         @calm
         @given(case=operation.as_strategy(generation_mode=mode))
         def ask(case):
-            answer = case.call(base_url=process.url, timeout=90)
+            answer = case.call(base_url=process.server.url, timeout=90)
             seen[operation.path, answer.status_code] += 1
             if "event-stream" not in answer.headers.get("content-type", [""])[0]:
                 judged(answer.status_code, answer.content, case.body)
@@ -157,6 +111,4 @@ def test_no_made_up_request_is_a_500(process):
         attack(operation, schemathesis.GenerationMode.POSITIVE)
         attack(operation, schemathesis.GenerationMode.NEGATIVE)
     report(seen, begun, process)
-    assert process.get("/healthz") == 200
     assert len({path for path, _ in seen}) == ENDPOINTS
-    assert process.peak() - process.begun < MEMORY

@@ -1,7 +1,5 @@
 """The load of tools/load.py counts what a server really did, and goes on where it is lost."""
 
-from __future__ import annotations
-
 import socket
 import threading
 from types import SimpleNamespace

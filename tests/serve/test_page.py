@@ -1,7 +1,5 @@
 """The page in a real browser: fill, lock, resample, race, replay, errors, dark mode, a narrow screen."""
 
-from __future__ import annotations
-
 import re
 
 import pytest
@@ -109,12 +107,6 @@ def test_tokens_land_one_step_after_the_other(visit):
     assert 0 < page.locator("#text-view .tok.gap").count() < 9
     expect(page.locator("#scrub-at")).to_have_text("step 9 of 9")
     expect(page.locator("#go-label")).to_have_text("Fill")
-
-
-def test_a_text_without_blanks_is_continued(visit):
-    page = visit()
-    fill(page, "anna has", steps=8)
-    assert len(words(page)) == 48
 
 
 def test_locked_tokens_stay_when_the_others_are_resampled(visit, shots):

@@ -1,7 +1,5 @@
 """The page in a real browser: pictures are drawn, painted over, stopped, and brought along."""
 
-from __future__ import annotations
-
 import base64
 
 import pytest

@@ -1,7 +1,5 @@
 """The page in a real browser: strands, exact rounds, room for what is to come, a race of three, and how it works."""
 
-from __future__ import annotations
-
 import re
 
 import pytest
@@ -180,3 +178,4 @@ def test_a_text_that_only_continues_says_so(visit):
     page.locator("#go").click()
     expect(page.locator("#resample")).to_be_enabled()
     assert words(page)[0] == "anna"
+    assert len(words(page)) == 48

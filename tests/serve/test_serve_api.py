@@ -89,6 +89,7 @@ def test_revisions_are_those_of_the_library_and_of_the_stream(server, models):
     assert whole["texts"][0]["steps"] == own.steps
     (_, opening), *steps, (_, done) = server.post("/v1/fill", body | {"stream": True}).events
     assert opening["steps"] == whole["steps"] == len(steps) == 8 + 1 + 1 + 1
+    assert whole["revision_steps"] == 3
     assert [step["step"] for _, step in steps] == list(range(len(steps)))
     last = {one["position"]: (step["step"], one) for _, step in steps for one in step["decided"]}
     (text,) = done["texts"]
@@ -120,6 +121,8 @@ def test_completions_are_openais(server):
     echoed = server.post("/v1/completions", body | {"echo": True}).json["choices"]
     assert all(choice["text"].startswith("anna has [2] ") for choice in echoed)
     assert [c["text"].removeprefix("anna has [2] ") for c in echoed] == [c["text"] for c in answer["choices"]]
+    (slash,) = server.post("/v1/completions", {"prompt": "C:\\", "max_tokens": 4, "echo": True}).json["choices"]
+    assert slash["text"].startswith("C:\\")
 
 
 def streamed(server, body: dict) -> list[dict]:
@@ -205,11 +208,6 @@ def test_an_end_is_not_counted_as_text(models):
     host.batcher.close()
 
 
-def test_a_prompt_may_end_in_a_backslash(server):
-    body = {"prompt": "C:\\", "max_tokens": 4, "echo": True}
-    assert server.post("/v1/completions", body).json["choices"][0]["text"].startswith("C:\\")
-
-
 def test_a_completion_without_a_seed_is_that_of_seed_0(server):
     body = {"prompt": "anna", "max_tokens": 6}
     unsaid, null, zero = (
@@ -222,13 +220,11 @@ def test_a_completion_without_a_seed_is_that_of_seed_0(server):
 @pytest.mark.parametrize("order", ["random", "left", "strands", "confidence"])
 @pytest.mark.parametrize("stop", [None, "a", ["e", " "]])
 def test_a_streamed_completion_is_the_whole_one(server, order, stop):
-    for seed in range(4):
+    for seed in (0, 2):
         body = {"prompt": "anna", "max_tokens": 12, "order": order, "steps": 12, "stop": stop, "seed": seed}
         body["revise"] = 0 if order == "confidence" else seed
         whole = server.post("/v1/completions", body).json["choices"][0]
-        lines = server.post("/v1/completions", body | {"stream": True}).body.decode().split("\n\n")
-        assert lines[-2:] == ["data: [DONE]", ""]
-        parts = [json.loads(line.removeprefix("data: "))["choices"][0] for line in lines[:-2]]
+        parts = [chunk["choices"][0] for chunk in streamed(server, body)]
         assert "".join(part["text"] for part in parts) == whole["text"]
         assert parts[-1]["finish_reason"] == whole["finish_reason"]
         if stop:
@@ -308,11 +304,6 @@ def test_a_stream_of_exact_rounds_has_what_was_refused(chained):
     assert all(
         "refused" not in step for _, step in chained.post("/v1/fill", body | {"exact": False, "draft": None}).events
     )
-
-
-def test_revision_steps_are_told_apart(server):
-    answer = server.post("/v1/fill", {"text": "anna [30] .", "steps": 10, "revise": 4}).json
-    assert (answer["steps"], answer["revision_steps"]) == (16, 6)
 
 
 def test_a_model_says_how_good_it_is_and_with_what(chained):

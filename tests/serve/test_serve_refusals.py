@@ -22,11 +22,9 @@ HEAD = b"POST /v1/fill HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/
 
 WRONG = [
     ("/v1/fill", {"text": "no gap"}, 400, r"no gap .* write \[8\]"),
-    ("/v1/fill", {"text": "a [0]"}, 400, r"gap \[0\]"),
     ("/v1/fill", {"text": "a [999]"}, 400, r"999 tokens long.*at most 48"),
     ("/v1/fill", {"text": "a b c d e f [44]"}, 400, r"tokens long with its gaps: expected at most 48"),
     ("/v1/fill", {"text": "[1000000]" * 5000}, 400, r"5,000,000,000 tokens long"),
-    ("/v1/fill", {"text": "[99999999999]"}, 400, r"gap \[99999999999\]"),
     ("/v1/fill", {"text": "[0000000001000000]" * 3}, 400, r"the gaps are 3,000,000 tokens long: expected at most 48"),
     ("/v1/fill", {"text": "[1]" * 20_000}, 400, r"the gaps are 20,000 tokens long: expected at most 48"),
     ("/v1/fill", {"text": "a [3]", "steps": 0}, 422, r"steps: .*greater than or equal to 1"),
@@ -34,10 +32,8 @@ WRONG = [
     ("/v1/fill", {"text": "a [40]", "steps": 40, "revise": 9}, 400, r"40 steps and revise 9 make \d+, more than .* 64"),
     ("/v1/fill", {"text": "a [3]", "revise": 17}, 422, r"revise: .*less than or equal to 16"),
     ("/v1/fill", {"text": "a [3]", "n": 9}, 400, r"n is 9: expected at most 8"),
-    ("/v1/fill", {"text": "a [3]", "temperature": -1}, 422, r"temperature: "),
     ("/v1/fill", {"text": "a [3]", "temperature": "1"}, 422, r"temperature: .*number"),
     ("/v1/fill", {"text": "a [3]", "seed": 2**63}, 422, r"seed: "),
-    ("/v1/fill", {"text": "a [3]", "top_p": 0}, 422, r"top_p: "),
     ("/v1/fill", {"text": "a [3]", "order": "up"}, 422, r"order: .*'random'"),
     ("/v1/fill", {"text": "a [3]", "model": "gpt"}, 404, r"unknown text model 'gpt': expected one of pgm, mdlm"),
     ("/v1/fill", {"text": "a [3]", "path": "/etc"}, 422, r"path: .*not permitted"),
@@ -65,6 +61,13 @@ WRONG = [
     ("/v1/pictures/fill", {"image": "iVBORw0KGgo=", "mask": [[True] * 4] * 4}, 400, r"damaged PNG"),
     ("/v1/pictures/fill", {"image": "AAAA", "mask": [[True]]}, 400, r"mask: expected 4 rows of 4"),
     ("/v1/pictures/fill", {}, 422, r"either tokens, or image and mask"),
+    # Of many mistakes the first is said: to write down all half a million took 6 seconds for everybody, and 600 MB.
+    ("/v1/fill", {"tokens": [-1] * 9000}, 422, r"^tokens\.0: Input should be greater than or equal to 0 \(got '-1'\)$"),
+    ("/v1/fill", {"text": "a", "spaced": [-1] * 9000}, 422, r"^spaced\.0: Input should be greater .* \(got '-1'\)$"),
+    ("/v1/pictures/fill", {"tokens": [[-1] * 4000] * 2}, 422, r"^tokens\.0\.0: Input should be greater .*'-1'\)$"),
+    ("/v1/pictures/fill", {"image": "AAAA", "mask": [[1] * 4000] * 2}, 422, r"^mask\.0\.0: .* valid boolean .*'1'\)$"),
+    ("/v1/pictures/fill", {"image": "AAAA", "mask": [[1]] * 4000}, 422, r"^mask\.0\.0: .* valid boolean .*'1'\)$"),
+    ("/v1/fill", {f"a{i}": 1 for i in range(4000)}, 422, r"^4,000 fields: expected some of model, steps, seed"),
 ]
 
 
@@ -175,33 +178,24 @@ def test_a_full_queue_and_a_late_answer_are_said_clearly(slow):
     assert "time limit" in late[1]["error"]["message"]
 
 
-def test_a_body_that_does_not_arrive_is_not_waited_for(slow, monkeypatch):
-    from maskless.serve import guard
-
-    monkeypatch.setattr(guard, "PATIENCE", 0.2)
+@pytest.mark.parametrize(
+    ("patience", "start", "answer"),
+    [
+        ("guard", HEAD % 50 + b"{", b"HTTP/1.1 408"),
+        ("connection", b"", b""),
+        ("connection", b"POST /v1/fill HTTP/1.1\r\nHost: loc", b""),
+    ],
+)
+def test_what_does_not_arrive_is_not_waited_for(slow, monkeypatch, patience, start, answer):
+    monkeypatch.setattr(f"maskless.serve.{patience}.PATIENCE", 0.2)
     server = slow(0)
-    lazy = socket.create_connection(("127.0.0.1", server.port), timeout=60)
-    lazy.sendall(HEAD % 50 + b"{")
-    assert lazy.recv(1000).startswith(b"HTTP/1.1 408")
-    lazy.close()
-
-
-@pytest.mark.parametrize("start", [b"", b"POST /v1/fill HTTP/1.1\r\nHost: loc"])
-def test_half_a_head_is_not_waited_for(slow, monkeypatch, start):
-    from maskless.serve import connection
-
-    monkeypatch.setattr(connection, "PATIENCE", 0.2)
-    server = slow(0)
-    lazy = socket.create_connection(("127.0.0.1", server.port), timeout=60)
-    lazy.sendall(start)
-    assert lazy.recv(1000) == b""
-    lazy.close()
+    with socket.create_connection(("127.0.0.1", server.port), timeout=60) as lazy:
+        lazy.sendall(start)
+        assert lazy.recv(1000)[:12] == answer
 
 
 def test_a_connection_may_rest_between_requests(slow, monkeypatch):
-    from maskless.serve import connection
-
-    monkeypatch.setattr(connection, "PATIENCE", 0.5)
+    monkeypatch.setattr("maskless.serve.connection.PATIENCE", 0.5)
     connection = slow(0.6).connect()
     for _ in range(2):
         connection.request("POST", "/v1/fill", b'{"text": "a [1]"}', {"content-type": "application/json"})

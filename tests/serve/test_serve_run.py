@@ -1,7 +1,5 @@
 """A server's life: it sends at once; told to stop, it ends what is nearly done and tells the others so."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 import os

@@ -11,20 +11,8 @@ from maskless.train.codec_loop import CodecConfig
 from maskless.train.report import read_metrics
 
 TINY = {"codes": 24, "code_width": 4, "latent": 8, "width": 32, "blocks": 1}
-QUICK = {
-    "steps": 10,
-    "batch": 4,
-    "learning_rate": 2e-3,
-    "warmup": 2,
-    "ema": 0.5,
-    "revive_after": 4,
-    "adversarial_start": 0.3,
-    "entropy": 0.05,
-    "evaluate_every": 0,
-    "save_every": 3,
-    "log_every": 1,
-    "seed": 5,
-}
+QUICK = {"steps": 10, "batch": 4, "learning_rate": 2e-3, "warmup": 2, "ema": 0.5, "revive_after": 4, "seed": 5}
+QUICK |= {"adversarial_start": 0.3, "entropy": 0.05, "evaluate_every": 0, "save_every": 3, "log_every": 1}
 
 
 def blobs(count: int, height: int = 8, width: int = 8) -> np.ndarray:

@@ -93,6 +93,11 @@ class Process:
             assert time.monotonic() < end, self.stderr
             time.sleep(0.001)
 
+    def stand(self) -> None:
+        """Stop it where it is, until SIGCONT; returns when it has stopped, which needs /proc."""
+        self.kill(signal.SIGSTOP)
+        self.until(lambda: Path(f"/proc/{self.pid}/stat").read_text().rpartition(")")[2].split()[0] == "T")
+
     def wait(self) -> int:
         """Its exit code, negative for a signal that ended it."""
         if self._code is None:
@@ -123,9 +128,6 @@ def start(tmp_path_factory) -> Iterator[Callable[..., Process]]:
     server = subprocess.Popen(
         [sys.executable, "-c", SERVER], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=environment
     )
-    assert server.stdin is not None
-    assert server.stdout is not None
-
     assert server.stdout.readline() == "ready\n"
     started: list[Process] = []
 

@@ -88,6 +88,11 @@ def trained(folder: Path) -> list[dict]:
     return [line for line in lines(folder) if "loss" in line]
 
 
+def contents(folder: Path) -> dict[str, tuple[bytes, int]]:
+    files = (path for path in folder.rglob("*") if path.is_file())
+    return {str(path.relative_to(folder)): (path.read_bytes(), path.stat().st_mtime_ns) for path in files}
+
+
 def kept(folder: Path) -> list[str]:
     return [path.name for path in state.saved(folder / "states")]
 

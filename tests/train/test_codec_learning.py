@@ -163,6 +163,7 @@ def test_mistakes_leave_no_folder(quick, tmp_path):
         ({"adversarial_start": 2}, "adversarial_start 2 is out of range: expected 0 to 1"),
         ({"ema": 1.0}, "ema 1.0 is out of range"),
         ({"minutes": 0}, "minutes 0 is out of range"),
+        ({"size": 0}, "size is 0: expected 1 or more pixels a side"),
     ],
 )
 def test_settings_out_of_range(changed, line, tmp_path):

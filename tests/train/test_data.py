@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 from codec_runs import blobs, quick_config
 from codec_runs import complete as complete_codec
+from run_folders import contents
 
 from command_inputs import photos
 from in_process import Ended, exit_code_of
@@ -22,11 +23,6 @@ from maskless.data.toy import write
 from maskless.train.data import fingerprint
 
 LINE = "changed since {} began (another text, tokenizer, codec or labels): it goes on with the same data only"
-
-
-def contents(folder: Path) -> dict[str, tuple[bytes, int]]:
-    files = (path for path in folder.rglob("*") if path.is_file())
-    return {str(path.relative_to(folder)): (path.read_bytes(), path.stat().st_mtime_ns) for path in files}
 
 
 def forget(path: Path, name: str) -> None:

@@ -135,69 +135,33 @@ def by_hand(network, tokens, t, u, v, groups, share, ratio, pictures, labels=Non
 @BOTH
 @pytest.mark.parametrize("ratio", [1, 2, 3])
 @pytest.mark.parametrize("pictures", [False, True], ids=["text", "pictures"])
-@pytest.mark.parametrize("kind", ["position", "ordered", "masked"])
-def test_targets_are_what_the_teacher_said_when_it_decided(tiny, kind, groups, ratio, pictures):
-    network = tiny(kind, scale=0.3)
+@pytest.mark.parametrize("kind", ["position", "ordered", "masked", "classes"])
+@pytest.mark.parametrize(("B", "share"), [(6, 0.5), (1, 0.01)])  # the smaller share is one target, or none
+def test_targets_are_what_the_teacher_said_when_it_decided(tiny, B, share, kind, groups, ratio, pictures):
+    """Of a network whose condition is the class, each problem has the label of its sequence."""
+    network = tiny("position", scale=0.3, classes=3, registers=True) if kind == "classes" else tiny(kind, scale=0.3)
     torch.manual_seed(1)
-    B, length, lead = 6, 8, int(pictures)
+    length, lead, each = 8, int(pictures), 2 if groups == "two" else 1
     tokens, valid = torch.randint(10, (B, length)), torch.rand(B, length) < 0.8
+    labels = torch.arange(B) % 4 if kind == "classes" else None
     t, u, v = torch.rand(B).double(), torch.rand(B, length).double(), torch.rand(B, length).double()
-    stride = Stride(share=0.5, ratio=ratio, pace=ARCCOS if pictures else UNIFORM)
+    stride = Stride(share=share, ratio=ratio, pace=ARCCOS if pictures else UNIFORM)
     lesson = BUILD[groups](tokens, t, u, v, valid, stride, lead=lead)
     with torch.no_grad():
-        expected = by_hand(network, tokens, t, u, v, groups, 0.5, ratio, pictures)
+        expected = by_hand(network, tokens, t, u, v, groups, share, ratio, pictures, labels)
         teacher = Teacher(network)
-        taught = teacher(lesson)
+        taught = teacher(lesson if labels is None else lesson.labelled(labels))
     P = len(teacher.linear.bias)
     found = teacher.linear.logits(taught.hidden, torch.empty(len(taught.hidden), P)).log_softmax(1)
-    owner = taught.problems.target_offsets.owner // (2 if groups == "two" else 1)
+    owner = taught.problems.target_offsets.owner // each
     cells = list(zip(owner.tolist(), taught.problems.targets.tolist(), strict=True))
     assert sorted(cells) == sorted(expected)
     assert len(cells) == (B * (length - lead) if groups == "two" else len(set(cells)))
+    assert labels is None or taught.problems.labels.equal(labels.repeat_interleave(each))
     for row, cell, weight in zip(found, cells, taught.weights.tolist(), strict=True):
         seen = expected[cell] > -1e6  # all but a mask
-        torch.testing.assert_close(row[: len(seen)][seen], expected[cell][seen], atol=1e-5, rtol=1e-4)
+        torch.testing.assert_close(row[: len(seen)][seen], expected[cell][seen], atol=1e-4, rtol=1e-4)
         assert weight == float(valid[cell])
-
-
-@pytest.mark.parametrize("kind", ["position", "masked"])
-def test_nothing_leaks_from_one_group_to_the_other(tiny, kind):
-    """A token is seen only where it is context: not where it is to be predicted, and not by what is drawn there."""
-    torch.manual_seed(2)
-    network, tokens = tiny(kind, scale=0.3), torch.randint(10, (2, 8))
-    t, u, v = torch.tensor([0.3, 0.6]).double(), torch.rand(2, 8).double(), torch.rand(2, 8).double()
-    given = (t, u, v, torch.ones(2, 8, dtype=torch.bool), Stride(share=0.7, ratio=3))
-    teacher = Teacher(network)
-    before = teacher(two_groups(tokens, *given))
-    owner = before.problems.target_offsets.owner
-    for b, i in itertools.product(range(2), range(8)):
-        other = tokens.clone()
-        other[b, i] = (other[b, i] + 1) % 10
-        after = teacher(two_groups(other, *given))
-        moved = (after.hidden != before.hidden).any(1)
-        [target] = ((before.problems.targets == i) & (owner // 2 == b)).nonzero()[:, 0].tolist()
-        context = owner == (owner[target] ^ 1)  # the problem that knows the token
-        assert not moved[~context].any()
-        assert moved[context].any()
-
-
-def test_each_problem_has_the_label_of_its_sequence(tiny):
-    """Of a network whose condition is the class; a step of one target alone, too."""
-    torch.manual_seed(4)
-    network = tiny("position", scale=0.3, classes=3, registers=True)
-    teacher = Teacher(network)
-    for B, groups, share in itertools.product((1, 4), BUILD, (0.01, 0.5)):
-        tokens, valid, labels = torch.randint(10, (B, 8)), torch.ones(B, 8).bool(), torch.arange(B) % 4
-        t, u, v = torch.rand(B).double(), torch.rand(B, 8).double(), torch.rand(B, 8).double()
-        stride = Stride(share=share, ratio=2, pace=ARCCOS)
-        taught = teacher(BUILD[groups](tokens, t, u, v, valid, stride, lead=1).labelled(labels))
-        with torch.no_grad():
-            expected = by_hand(network, tokens, t, u, v, groups, share, 2, True, labels)
-        found = teacher.linear.logits(taught.hidden, torch.empty(len(taught.hidden), 64))[:, :11].log_softmax(1)
-        owner = taught.problems.target_offsets.owner // (2 if groups == "two" else 1)
-        assert taught.problems.labels.equal(labels.repeat_interleave(2 if groups == "two" else 1))
-        for row, cell in zip(found, zip(owner.tolist(), taught.problems.targets.tolist(), strict=True), strict=True):
-            torch.testing.assert_close(row, expected[cell], atol=1e-4, rtol=1e-4)
 
 
 def test_ids_that_are_never_drawn_are_not(tiny):
@@ -210,7 +174,7 @@ def test_ids_that_are_never_drawn_are_not(tiny):
     assert (Teacher(network, never=(7,))._draw(hidden, u) != 7).all()
 
 
-# Optima, by enumeration
+# An optimum, by enumeration
 
 
 class Plain(Head):
@@ -242,36 +206,6 @@ class Table(nn.Module):
         return self.logits.detach()[sum((x + 1) * (V + 1) ** i for i, x in known)].log_softmax(1)
 
 
-def every_context(ratio: int):
-    """Each sequence, with each choice of what is known."""
-    tokens = torch.cartesian_prod(*[torch.arange(V)] * L).repeat_interleave(2**L, 0)
-    u = 0.75 - 0.5 * torch.cartesian_prod(*[torch.arange(2)] * L).repeat(V**L, 1).double()
-    half = torch.full((len(u),), 0.5).double()
-    return one_group(tokens, half, u, u, torch.ones_like(tokens, dtype=torch.bool), Stride(share=0.5, ratio=ratio))
-
-
-@pytest.mark.parametrize("name", LOSSES)
-def test_with_one_teacher_step_the_optimum_is_the_teacher(name):
-    teacher, student = Teacher(Table(0)), Table(1)
-    taught = teacher(every_context(1))
-    loss = lambda network: teacher.loss(LOSSES[name], network, taught)  # noqa: E731
-    assert loss(teacher.network).item() == pytest.approx(0, abs=1e-12)
-    assert all(loss(Table(seed)).item() > 1 for seed in range(1, 6))
-    adam = torch.optim.Adam(student.parameters(), lr=0.1)
-    for step in range(500):
-        adam.param_groups[0]["lr"] = 0.1 * (1 - step / 500) ** 3
-        adam.zero_grad()
-        loss(student).backward()
-        adam.step()
-    if name != "tv":  # which has no curvature at its optimum
-        newton = torch.optim.LBFGS(student.parameters(), max_iter=200, tolerance_grad=1e-12, tolerance_change=0)
-        newton.step(lambda: (newton.zero_grad(), found := loss(student), found.backward())[1])
-    for known in ((), *(((i, x),) for i in range(L) for x in range(V))):
-        unknown = [i for i in range(L) if i not in dict(known)]
-        one, other = (network.given(*known)[unknown].exp() for network in (student, teacher.network))
-        torch.testing.assert_close(one, other, atol=2e-3 if name == "tv" else 1e-6, rtol=0)
-
-
 def two_steps(table: Table) -> Tensor:
     """The distribution of two teacher steps from nothing, each position in either step alike.  -> (V, V)"""
     start, total = table.given().exp(), torch.zeros(V, V, dtype=torch.float64)
@@ -287,7 +221,7 @@ def kl(p: Tensor, q: Tensor) -> float:
     return float((p * (p / q).log()).sum())
 
 
-def learned(teacher: Teacher, name: str, groups: str) -> Table:
+def learned(teacher: Teacher, groups: str) -> Table:
     """A student that began as the teacher, after many lessons in which one step of it is two of the teacher's."""
     student, generator = Table(0, scale=2.0), torch.Generator().manual_seed(0)
     adam = torch.optim.Adam(student.parameters(), lr=0.1)
@@ -298,7 +232,7 @@ def learned(teacher: Teacher, name: str, groups: str) -> Table:
         tokens = torch.randint(V, (256, L), generator=generator)
         taught = teacher(BUILD[groups](tokens, t, u, v, valid, stride))
         adam.zero_grad()
-        teacher.loss(LOSSES[name], student, taught).backward()
+        teacher.loss(LOSSES["kl-forward"], student, taught).backward()
         adam.step()
     return student
 
@@ -309,19 +243,8 @@ def test_one_step_of_a_student_recovers_two_steps_of_its_teacher(groups):
     teacher = Teacher(Table(0, scale=2.0))
     joint = two_steps(teacher.network)
     best = kl(joint, joint.sum(1, keepdim=True) * joint.sum(0, keepdim=True))
-    tables = teacher.network, learned(teacher, "kl-forward", groups)
+    tables = teacher.network, learned(teacher, groups)
     before, after = (kl(joint, torch.outer(*table.given().exp())) for table in tables)
     print(f"KL of one step from two: {before:.4f} before, {after:.4f} after, {best:.4f} at best")
     assert before > best + 0.2
     assert after < best + 0.002
-
-
-@BOTH
-def test_the_default_loss_learns_the_geometric_mean_of_what_the_teacher_says(groups):
-    """A position takes the second step's word with probability 1/2, and then half the time knows the other position."""
-    teacher = Teacher(Table(0, scale=2.0))
-    start, table, found = teacher.network.given(), teacher.network, learned(teacher, "kl-backward", groups).given()
-    for i in range(L):
-        after = torch.stack([table.given((1 - i, x))[i] for x in range(V)])  # log p of i when the other one is x
-        mean = 0.75 * start[i] + 0.25 * (start[1 - i].exp()[:, None] * after).sum(0)
-        torch.testing.assert_close(found[i].exp(), mean.softmax(0), atol=0.02, rtol=0)

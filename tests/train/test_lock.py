@@ -5,15 +5,12 @@ import signal
 from pathlib import Path
 
 import pytest
+from run_folders import contents
 
 from maskless.files import LOCK, locked
 from maskless.train import state
 
 SIZES = ("--width", 32, "--layers", 2, "--length", 16, "--vocab", 300, "--batch", 8, "--steps", 100_000)
-
-
-def contents(folder: Path) -> dict[str, bytes]:
-    return {str(path.relative_to(folder)): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
 
 
 def refused(process, folder: Path, owner: int) -> None:
@@ -22,12 +19,6 @@ def refused(process, folder: Path, owner: int) -> None:
     assert process.stderr.startswith(said)
     assert process.stderr.count("\n") == 1
     assert process.stdout == ""
-
-
-def stands(process) -> None:
-    """Stop a process where it is, until SIGCONT; returns when it has stopped."""
-    process.kill(signal.SIGSTOP)
-    process.until(lambda: Path(f"/proc/{process.pid}/stat").read_text().rpartition(")")[2].split()[0] == "T")
 
 
 @pytest.mark.skipif(not Path("/proc/self/stat").exists(), reason="needs /proc, to see that a process has stopped")
@@ -40,7 +31,7 @@ def test_a_second_process_changes_nothing_of_a_run_and_a_killed_one_is_no_obstac
         (("--resume",), lambda: state.saved(out / "states")),
     ):
         first.until(moment)
-        stands(first)
+        first.stand()
         before = contents(out)
         refused(start(*train, *given), out, first.pid)
         assert contents(out) == before

@@ -20,9 +20,6 @@ from maskless.train.loop import Clock, Progress, is_due, train
 from maskless.train.tasks import objective_of, tasks_of
 from objective_tasks import loss
 
-CPU = torch.device("cpu")
-
-
 # Schedules
 
 
@@ -56,6 +53,7 @@ def test_the_rate_falls_as_a_cosine_to_zero_and_is_multiplied_by_its_warm_up(war
         ({"seed": -1}, "seed -1 is out of range: expected 0 to 9223372036854775807"),
         ({"seed": 1 << 63}, "seed 9223372036854775808 is out of range: expected 0 to 9223372036854775807"),
         ({"ema": 1.0}, "ema 1.0 is out of range: expected at least 0 and less than 1"),
+        ({"skip_spikes": 0.5}, "skip_spikes 0.5 is out of range: expected more than 1, or 0 for none"),
     ],
 )
 def test_a_wrong_setting_is_named(wrong, says):

@@ -171,18 +171,6 @@ def test_two_processes_evaluate_as_one(start_two, configure, data, tmp_path, cap
         assert found[name]["nats"] == pytest.approx(expected[name]["nats"], abs=5 * spread)
 
 
-def test_two_processes_distil_as_one(start_two, configure, data, losses, tmp_path):
-    folder = complete(tmp_path / "teacher", configure())
-    command = ["distill", folder, "--data", data.folder, "--rounds", 1, "--steps-per-round", 3, "--batch", 4]
-    command += ["--log-every", 1, "--tracker", "none", "--out"]
-    assert exit_code_of(*command, tmp_path / "one") == 0
-    by_two(start_two, *command, tmp_path / "two")
-    two, one = (losses(tmp_path / name / "round-1") for name in ("two", "one"))
-    assert two.keys() == one.keys() == {1, 2, 3}
-    for step, expected in one.items():
-        assert two[step] == pytest.approx(expected, rel=1e-3), step  # a student's loss is a small difference
-
-
 def test_two_processes_compare_pictures_as_one(start_two, images, tmp_path, capsys):
     np.save(made := tmp_path / "made.npy", 255 - blobs(33))  # an odd number
     INPUTS["inception.pt"](network := tmp_path / "means.pt")

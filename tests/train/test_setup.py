@@ -31,14 +31,8 @@ def test_a_text_alone_is_enough(text, tmp_path):
 
 def test_what_was_said_stands(text, tmp_path):
     said = {"steps": 7, "batch": 4, "learning_rate": 0.5, "warmup": 2, "decay": "constant", "save_every": 9}
-    config = ask(
-        tmp_path / "run",
-        text=[str(text)],
-        vocab=280,
-        length=24,
-        network={"width": 64, "layers": 6, "encoder": 1, "dropout": 0.3},
-        train=said | {"model": "pgm", "weights": "exact"},
-    )
+    sizes, train = {"width": 64, "layers": 6, "encoder": 1, "dropout": 0.3}, said | {"model": "pgm", "weights": "exact"}
+    config = ask(tmp_path / "run", text=[str(text)], vocab=280, length=24, network=sizes, train=train)
     assert {name: getattr(config.train, name) for name in said} == said
     assert config.train.task == "pgm-exact"
     chosen = ("vocab", "length", "width", "encoder", "decoder", "dropout")
@@ -76,9 +70,8 @@ def test_tokens_left_by_an_earlier_try_are_made_anew(text, tmp_path):
     other.write_text(text.read_text().upper())
     config = ask(folder, text=[str(other)], length=24)
     assert config.network["length"] == 24
-    assert "ANNA" in open_tokens(config.data).codec().decode(
-        open_tokens(config.data).split("train").rows(range(40)).flatten()
-    )
+    data = open_tokens(config.data)
+    assert "ANNA" in data.codec().decode(data.split("train").rows(range(40)).flatten())
     assert [path.name for path in folder.iterdir()] == ["data"]
 
 
@@ -144,6 +137,9 @@ def fail(folder: Path, made: dict[str, str], error: BaseException) -> None:
         raise error
 
 
+BEGUN = {"distill.json": "{}", "round-1/metrics.jsonl": "{}"}
+
+
 @pytest.mark.parametrize(
     ("before", "made", "stays"),
     [
@@ -153,11 +149,7 @@ def fail(folder: Path, made: dict[str, str], error: BaseException) -> None:
         ({}, {"run.json": "{}", "other": ""}, {"other": ""}),
         (None, {"run.json": "{}", "metrics.jsonl": "{}"}, {"run.json": "{}", "metrics.jsonl": "{}"}),
         (None, {"distill.json": "{}", "round-0/a": "", "round-1/metrics.jsonl": ""}, None),
-        (
-            None,
-            {"distill.json": "{}", "round-1/metrics.jsonl": "{}"},
-            {"distill.json": "{}", "round-1/metrics.jsonl": "{}"},
-        ),
+        (None, BEGUN, BEGUN),
         ({"run.json": "{}"}, {"metrics.jsonl": ""}, {"run.json": "{}", "metrics.jsonl": ""}),
     ],
     ids=["new", "empty", "own data", "another's", "begun", "distillation", "begun distillation", "goes on"],

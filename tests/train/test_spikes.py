@@ -84,8 +84,3 @@ def test_many_spikes_in_a_row_end_a_run_and_cost_no_state(configure, tmp_path):
         complete(tmp_path, config)
     assert kept(tmp_path)[-1] == "step-00000006.pt"
     assert newest(tmp_path)["spikes"]["row"] == 1
-
-
-def test_a_factor_of_one_or_less_would_skip_half_of_all_steps(configure):
-    with pytest.raises(ValueError, match=r"skip_spikes 0.5 is out of range: expected more than 1, or 0 for none"):
-        configure(skip_spikes=0.5)
