@@ -133,13 +133,16 @@ def _fill(console: Console, model: Model, text: str, seed: int) -> None:
 @contextmanager
 def _watched(console: Console, page: Page) -> Iterator[OnStep]:
     """Shows a page as it fills: in its place on a terminal, a few times otherwise."""
-    total = page.came.count(OPEN)
+    total, last = page.came.count(OPEN), ""
 
     def shown() -> Padding:
         return Padding(page.line(), (0, 0, 0, 2))
 
     def printed() -> None:
-        n = page.step + 1
+        nonlocal last
+        if page.line().plain == last:  # behind its end a text changes no more
+            return
+        n, last = page.step + 1, page.line().plain
         console.print(f"  after {n} step{'s' * (n != 1)}", style="dim", highlight=False)
         console.print(shown())
 
@@ -163,7 +166,7 @@ def _watched(console: Console, page: Page) -> Iterator[OnStep]:
             before = page.line().plain
             page.take(step)
             live.update(shown())
-            if page.line().plain != before:  # behind the end of a text there is nothing to see
+            if page.line().plain != before:
                 time.sleep(SECONDS * len(step.positions) / total)
 
         yield each
