@@ -1,6 +1,8 @@
 """Tiny networks of every kind, a chi-square test, the command line, and the rule that `gpu` needs a CUDA device."""
 
+import itertools
 from collections.abc import Callable
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -30,6 +32,15 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         if "gpu" in item.keywords:
             item.add_marker(pytest.mark.skip(reason="needs a CUDA device"))
+
+
+@pytest.fixture
+def steady_clock(monkeypatch) -> None:
+    """Every look at the clock of a training run takes a hundredth of a second, on any machine."""
+    reads = itertools.count()
+    clock = SimpleNamespace(monotonic=lambda: next(reads) / 100)
+    for module in ("cli.entry", "train.folder", "train.loop"):
+        monkeypatch.setattr(f"maskless.{module}.time", clock)
 
 
 def make_tiny(kind: str, *, scale: float = 0.05, seed: int = 0, **sizes: Any) -> nn.Module:

@@ -56,7 +56,7 @@ TOY = {
     "convert": "--tokenizer bytes",
     "models": "",
     "plan": "",
-    "demo": "",
+    "demo": "--rival stories-ar",
     "generate samples": "--n 3 --steps 4",
     "generate --strands": "",
     "generate --exact": "",
@@ -242,6 +242,7 @@ def run_here(patch: pytest.MonkeyPatch, words: list[str], asks: tuple[str, ...])
     patch.setattr("maskless.reproduce.run.child", in_turn)
     patch.setattr("maskless.train.run.plot_losses", lambda *_: None)  # tests/cli has a run that draws them
     patch.setattr("maskless.demo.PICTURE_STEPS", 2)
+    patch.setattr("maskless.demo.RACE_TEXTS", 1)
     patch.setattr(machine, "SIDE", {"cpu": 128})  # what `bench` measures the ceilings of a machine with
     patch.setattr(machine, "COPIED", {"cpu": 2**22})
     for name, table in TABLES.items():  # of a table a few lines, from all over it

@@ -1,14 +1,12 @@
 """The command line: results on stdout, the rest on stderr."""
 
 import io
-import itertools
 import json
 import os
 import shlex
 import subprocess
 import sys
 from pathlib import Path
-from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -214,11 +212,7 @@ def contents(folder: Path) -> dict[Path, tuple[int, bytes]]:
 
 
 @pytest.mark.parametrize("end", [("--steps", 2), ("--minutes", 0.01)])
-def test_a_finished_run_says_so_and_how_to_go_on_and_nothing_is_rewritten(end, text, command, tmp_path, monkeypatch):
-    reads = itertools.count()
-    clock = SimpleNamespace(monotonic=lambda: next(reads) / 100)  # each look at it takes as long, on any machine
-    for module in ("cli.entry", "train.folder", "train.loop"):
-        monkeypatch.setattr(f"maskless.{module}.time", clock)
+def test_a_finished_run_says_so_and_how_to_go_on_and_nothing_is_rewritten(end, text, command, tmp_path, steady_clock):
     run = tmp_path / "a run"
     assert command("train", "--text", text, "--out", run, *TINY, *end).code == 0
     before = contents(run)

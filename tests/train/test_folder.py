@@ -89,8 +89,8 @@ def test_a_finished_run_resumed_stays_as_it_is_and_gets_a_model_that_a_kill_cost
     assert (lines(folder), kind.weights(folder)) == (before, found)
 
 
-def test_a_run_whose_minutes_are_spent_stays_as_it_is_when_resumed(kind, tmp_path):
-    config = kind.configure(steps=10_000, minutes=0.005)
+def test_a_run_whose_minutes_are_spent_stays_as_it_is_when_resumed(kind, steady_clock, tmp_path):
+    config = kind.configure(steps=10_000, minutes=0.01)
     folder = kind.complete(tmp_path, config)
     before = trained(folder), kind.weights(folder)
     assert 0 < len(before[0]) < 10_000

@@ -16,7 +16,7 @@ from maskless.checkpoint import Model
 from maskless.train.run import RunConfig
 
 TOGETHER = Path(together.__file__)
-KILLS = 10 if "MASKLESS_SLOW" in os.environ else 3
+KILLS = 10 if "MASKLESS_SLOW" in os.environ else 1
 
 
 @pytest.fixture
