@@ -47,7 +47,7 @@ async function run(path, body, kept) {
   complain(null);
   const own = running = new Run(), lead = view.lead;
   labels();
-  const landed = new Set();  // positions: one that lands again is still one token
+  const landed = new Set(), text = new Set();  // positions: one that lands again is still one token; those of an end are no text
   try {
     await stream(path, body, {
       start: (data) => {
@@ -62,8 +62,11 @@ async function run(path, body, kept) {
         say(`Filling ${many(data.unknown, "token")}${data.draft ? "" : ` in ${stepsText(data)}`}`);
       },
       step: (data) => {
-        for (const one of data.decided) landed.add(one.position);
-        facts(landed.size, data.seconds, data.refused ? roundsText(landed.size, data.step + 1) : "");
+        for (const one of data.decided) {
+          landed.add(one.position);
+          if (one.text) text.add(one.position); else text.delete(one.position);
+        }
+        facts(text.size, data.seconds, data.refused ? roundsText(landed.size, data.step + 1) : "");
         own.push(() => {
           for (const one of data.decided) view.land(one.position, one.token, one.text, one.probability, data.step);
           if (data.refused) view.refuse(data.step, data.refused);
@@ -73,7 +76,7 @@ async function run(path, body, kept) {
       },
       done: (data) => {
         const rounds = 1 + Math.max(...data.texts[0].steps);
-        facts(landed.size, data.seconds, body.exact ? roundsText(landed.size, rounds) : ` in ${stepsText(data)}`);
+        facts(text.size, data.seconds, body.exact ? roundsText(landed.size, rounds) : ` in ${stepsText(data)}`);
         own.push(() => {
           if (body.exact) { view.settle(rounds); replay.ready(rounds, { word: "round" }); }
           say(`Done: ${data.texts[0].text}`);
