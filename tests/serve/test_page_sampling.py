@@ -39,7 +39,7 @@ def test_exact_rounds_show_what_was_refused(visit, chained, shots):
     expect(page.locator("#resample")).to_be_enabled()
     _, *steps, _ = chained.post("/v1/fill", sent.value.post_data_json | {"stream": True}).events
     rounds = len(steps)
-    text = sum(one["text"] != "" for step in steps for one in step["decided"])  # an end mark is none
+    text = sum(one["text"] != "" for _, step in steps for one in step["decided"])  # an end mark is none
     assert text < 20
     said = f"{text} tokens in {rounds} rounds, {20 / rounds:.1f} tokens per round"
     expect(page.locator("#facts")).to_contain_text(said)
