@@ -3,13 +3,18 @@
 from __future__ import annotations
 
 from contextlib import ExitStack
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from maskless.cli import show
 from maskless.cli.options import DEVICE
 from maskless.terminal import say
+
+if TYPE_CHECKING:
+    from maskless.serve.host import Limits
+    from maskless.serve.run import Address
+    from maskless.serve.workers import Worker
 
 SHIPPED = ("stories", "stories-mdlm", "stories-ar", "cifar10")  # served where no model is named, those that are there
 
@@ -50,40 +55,45 @@ def serve(
     """
     with show.waiting("starting"):
         from maskless.serve.host import Limits
-        from maskless.serve.run import Address, load
-        from maskless.serve.run import serve as listen
+        from maskless.serve.run import Address
         from maskless.serve.workers import Worker, devices_of, supervise
 
     address = Address(host=host, port=port, key=api_key)
     chosen = [] if devices is None else devices_of(devices)
     part = -(-queue // max(1, len(chosen)))  # all workers together hold the limit
     limits = Limits(length=max_length, steps=max_steps, batch=batch, queue=part, seconds=timeout)
-    named = [source for source in (model, mdlm, ar, pictures) if source is not None]
-    named = named or shipped_models()
-
-    def opened(page: str, where: list[str]) -> None:
-        say(f"{page}  ({', '.join(where)}; Ctrl-C stops)")
-        if not address.local and api_key is None:
-            show.err.print("Anyone who reaches this machine can use it: give an --api-key.", highlight=False)
-
+    named = [source for source in (model, mdlm, ar, pictures) if source is not None] or shipped_models()
     worker = Worker.here()
-    if chosen and worker is None:
-        if device is not None:
-            raise ValueError(f"device {device} and devices {devices} contradict: expected one of them")
-        raise typer.Exit(supervise(chosen, address, lambda page: opened(page, chosen), show.note))
+    if not chosen or worker is not None:
+        _serve_here(named, limits, address, device, worker)
+        return
+    if device is not None:
+        raise ValueError(f"device {device} and devices {devices} contradict: expected one of them")
+    raise typer.Exit(supervise(chosen, address, lambda page: _say_open(page, chosen, address), show.note))
 
-    line = ExitStack()
-    line.enter_context(show.waiting(f"loading {', '.join(named)}"))
 
-    def ready(page: str) -> None:
-        line.close()
-        if worker is None:
-            opened(page, [one.name for one in hosts])
+def _serve_here(named: list[str], limits: Limits, address: Address, device: str | None, worker: Worker | None) -> None:
+    """Serve in this process, which may be one of several workers."""
+    from maskless.serve.run import load
+    from maskless.serve.run import serve as listen
 
-    with line:
+    with ExitStack() as line:
+        line.enter_context(show.waiting(f"loading {', '.join(named)}"))
+
+        def ready(page: str) -> None:
+            line.close()
+            if worker is None:
+                _say_open(page, [one.name for one in hosts], address)
+
         hosts = load(named, limits, device=device)
         listener, share = (None, None) if worker is None else (worker.listener(), worker.share)
         listen(hosts, limits, address, ready=ready, listener=listener, share=share)
+
+
+def _say_open(page: str, what: list[str], address: Address) -> None:
+    say(f"{page}  ({', '.join(what)}; Ctrl-C stops)")
+    if not address.local and address.key is None:
+        show.err.print("Anyone who reaches this machine can use it: give an --api-key.", highlight=False)
 
 
 def shipped_models() -> list[str]:
