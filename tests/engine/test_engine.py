@@ -105,8 +105,8 @@ def engine_logits(engine: Engine, tokens: Tensor, way: Plan, keys: Tensor, cache
     run.begin(task, way.ends[:, 0], Truncation())
     lead = engine.backbone.lead
     found, encoded = [], torch.zeros(len(tokens), dtype=torch.long)
-    draw = run._draw
-    run._draw = lambda logits, at: found.append(logits + engine.backbone.head.bias) or draw(logits, at)
+    land = run._land
+    run._land = lambda logits, at: found.append(logits + engine.backbone.head.bias) or land(logits, at)
     for number in range(way.steps):
         starts, ends = way.ends[:, number] + lead, way.ends[:, number + 1] + lead
         whole = not cached or number == 0
@@ -247,18 +247,22 @@ def test_engine_logits_err_no_more_than_a_plain_model_in_half_precision(tiny, ki
 
 
 @pytest.mark.gpu
-def test_draws_on_a_gpu_follow_the_probabilities(p_value):
+@pytest.mark.parametrize("filter", [Truncation(temperature=0.8), Truncation(temperature=0.8, top_p=0.9)])
+def test_draws_on_a_gpu_follow_the_probabilities(p_value, filter):
     from maskless.engine import kernels
 
     generator = torch.Generator().manual_seed(0)
     logits, bias = torch.randn(1, 5000, generator=generator) * 2, torch.randn(5000, generator=generator)
     bias[7] = -torch.inf
-    u = torch.rand(200_000, generator=generator, dtype=torch.float64)
-    drawn = torch.cat(
-        [kernels.draw(logits.cuda().repeat(len(part), 1), bias.cuda(), 0.8, part.cuda()) for part in u.split(20_000)]
-    )
-    probability = ((logits + bias) / 0.8).double().softmax(-1)[0]
-    assert p_value(drawn.cpu().bincount(minlength=5000), probability * len(u)) > 1e-4
+    found = []
+    for u in torch.rand(10, 20_000, generator=generator, dtype=torch.float64).cuda():
+        at, largest = torch.arange(len(u), device="cuda"), torch.zeros((), dtype=torch.long, device="cuda")
+        into = kernels.Landing(at=at, tokens=torch.zeros_like(at), largest=largest, vocab=5000, u=u)
+        kernels.draw(logits.cuda().expand(len(u), -1).contiguous(), bias.cuda(), filter, into)
+        found.append(into.tokens.cpu())
+    nothing = torch.zeros(1)
+    probability = filter(logits + bias, nothing, nothing).double().softmax(-1)[0]
+    assert p_value(torch.cat(found).bincount(minlength=5000), probability * 200_000) > 1e-4
 
 
 def test_steps_that_were_seen_are_captured_together_the_largest_first(monkeypatch):

@@ -5,14 +5,25 @@ import subprocess
 import sys
 from importlib.util import find_spec
 from pathlib import Path
+from unittest import mock
 
 import pytest
 import torch
 
+from maskless import logits as lg
+from maskless.draw import Truncation
 from maskless.engine import kernels
-from maskless.engine.kernels import Past, Shifts
+from maskless.engine.batch_state import BatchState
+from maskless.engine.kernels import Landing, Linear, Past, Shifts, truncates
+from maskless.engine.networks import fold
+from maskless.engine.rounds import RoundKind, Rounds
 from maskless.nn.attention import rotary_table
+from maskless.nn.partition import PartitionConfig, PartitionTransformer
+from maskless.plans import Plan
 from maskless.problems import Offsets
+
+sys.path.append(str(Path(__file__).parents[1]))  # run as a script too, in the interpreter
+from tiny_networks import shaken
 
 HEADS, WIDTH, COLUMNS = 3, 16, 100
 PASTS = [
@@ -40,7 +51,10 @@ def test_the_kernels_on_a_gpu():
 def compare(device: torch.device) -> None:
     """Every kernel against plain torch."""
     torch.manual_seed(0)
-    for each in (compare_norms, compare_rotation, compare_attention, compare_draw, compare_digest):
+    for each in (
+        *(compare_norms, compare_linears, compare_rotation, compare_attention, compare_new_keys, compare_places),
+        *(compare_draw, compare_truncation, compare_rounds, compare_digest),
+    ):
         each(device)
 
 
@@ -50,11 +64,12 @@ def near(mine: torch.Tensor, plain: torch.Tensor) -> None:
 
 def compare_norms(device: torch.device) -> None:
     from maskless.engine import cuda
+    from maskless.engine.cuda import norms
 
     x, offset = torch.randn(5, 48), torch.randn(48)
     near(cuda.normalise(x.to(device), offset.to(device)), kernels.normalise(x, offset))
-    few = cuda.FEW
-    for cuda.FEW, lengths in ((100, [3, 3, 3]), (100, [2, 0, 7]), (1, [2, 0, 7])):  # few tokens, and many
+    few = norms.FEW
+    for norms.FEW, lengths in ((100, [3, 3, 3]), (100, [2, 0, 7]), (1, [2, 0, 7])):  # few tokens, and many
         span, which = Offsets.from_lengths(torch.tensor(lengths)), torch.tensor([1, 0, 1], dtype=torch.int32)
         x, y, table = torch.randn(span.total, 20), torch.randn(span.total, 20), torch.randn(3, 2, 20)
         there = span.map(lambda z: z.to(device))
@@ -68,7 +83,7 @@ def compare_norms(device: torch.device) -> None:
                 there_how = Shifts(*(z.to(device) for z in how[:3]), there, centred)
                 near(cuda.modulate(mine, gated, there_how), kernels.modulate(plain, more, how))
                 near(mine, plain)
-    cuda.FEW = few
+    norms.FEW = few
     wide = torch.randn(7, 3, 20)
     mine, plain = wide.to(device, copy=True), wide.clone()
     cuda.rms_(mine[:, :2])
@@ -115,9 +130,92 @@ def compare_attention(device: torch.device) -> None:
             near(mine, kernels.attend(q, place, rope, k, v, offsets, Past(begins, lengths), causal=causal))
 
 
-def compare_draw(device: torch.device) -> None:
+def compare_linears(device: torch.device) -> None:
     from maskless.engine import cuda
 
+    for rows in (1, 30, 70, 300):
+        x, offset, bias = torch.randn(rows, 48) + 0.3, torch.randn(48), torch.randn(80)
+        matrix = Linear(torch.randn(80, 48), bias, None)
+        matrix = matrix._replace(sums=matrix.weight.sum(1))
+        for given in (matrix, matrix._replace(bias=None)):
+            for gelu in (False, True) if given.bias is not None else (False,):
+                there = [None if y is None else y.to(device) for y in (x, offset, *given)]
+                near(cuda.norm_linear(*there, gelu=gelu), kernels.norm_linear(x, offset, given, gelu=gelu))
+        a = torch.randn(rows, 80)
+        mine, plain = x.to(device, copy=True), x.clone()
+        cuda.add_linear(mine, a.to(device), matrix.weight.T.contiguous().to(device))
+        kernels.add_linear(plain, a, matrix.weight.T.contiguous())
+        near(mine, plain)
+
+
+def compare_new_keys(device: torch.device) -> None:
+    """Keys that are stored and attended to at once."""
+    from maskless.engine import cuda
+
+    rope = rotary_table(40, WIDTH)
+    for known, new, _ in PASTS:
+        lengths = torch.tensor([n + m for n, m in zip(known, new, strict=True)], dtype=torch.int32)
+        offsets, begins = Offsets.from_lengths(torch.tensor(new)), torch.arange(3, dtype=torch.int32) * 128
+        index = (begins + lengths - torch.tensor(new))[offsets.owner] + offsets.within
+        qkv, place = torch.randn(offsets.total, 3, HEADS, WIDTH), torch.randint(40, (offsets.total,))
+        for causal in (True, False):
+            cache = torch.randn(2, 3, HEADS, 128, WIDTH)
+            there, past = cache.to(device, copy=True), Past(begins.to(device), lengths.to(device))
+            here = [y.to(device) for y in (qkv, place, rope)]
+            mine = cuda.store_and_attend(*here, there, offsets.map(lambda y: y.to(device)), past, causal)
+            how = {"causal": causal}
+            near(mine, kernels.store_and_attend(qkv, place, rope, index, cache, offsets, Past(begins, lengths), **how))
+            near(there, cache)
+
+
+def compare_places(device: torch.device) -> None:
+    from maskless.engine import cuda
+
+    state = BatchState.empty(3, 50, torch.device("cpu"))
+    state.order.copy_(torch.rand(3, 50).argsort(1))
+    state.tokens.random_(1000)
+    state.known.copy_(torch.tensor([20, 7, 30]))
+    for length in (1, 6):
+        span = Offsets.regular(3, length)
+        for found, shift in ((state.last(span), -length), (state.next(span), 0), (state.following(span), 1 - length)):
+            there = [y.to(device) for y in (state.order, state.tokens, state.known)]
+            for mine, plain in zip(cuda.places(*there, length, 3 * length, shift), found, strict=True):
+                assert torch.equal(mine.cpu(), plain)
+
+
+def landed(logits: torch.Tensor, bias: torch.Tensor, filter: Truncation, device: torch.device, **more) -> torch.Tensor:
+    """What the kernels draw, at places of their own, among tokens that stay.  (U, V) -> (U,)"""
+    U, at = len(more["u"]), torch.randperm(20)[: len(more["u"])]
+
+    def placed(values: torch.Tensor | None) -> torch.Tensor | None:
+        return None if values is None else values.new_zeros(20).index_copy(0, at, values).to(device)
+
+    fixed, tokens, largest = torch.ones(20, dtype=torch.bool), torch.full((20,), -1), torch.tensor(0)
+    fixed[at] = False
+    here = {name: placed(values) for name, values in more.items()}
+    into = Landing(
+        at=at.to(device),
+        tokens=tokens.to(device),
+        largest=largest.to(device),
+        vocab=logits.shape[1],
+        fixed=fixed.to(device),
+        **here,
+    )
+    if truncates(filter):
+        kernels.triton().draw_rows(logits.to(device), bias.to(device), filter, into)
+    else:
+        kernels.triton().draw_chunks(logits.to(device), bias.to(device), filter.temperature, into)
+    found = into.tokens.cpu()
+    assert (found[fixed] == -1).all()
+    assert U == 1 or bool((found[at] <= into.largest.cpu()).all())
+    return torch.where(into.largest.cpu() >= logits.shape[1], logits.shape[1], found[at])
+
+
+def plainly(logits: torch.Tensor, bias: torch.Tensor, filter: Truncation, u, sharp=None, weight=None) -> torch.Tensor:
+    return lg.draw(filter(kernels.combine(logits, bias, sharp, weight), u, u), u)
+
+
+def compare_draw(device: torch.device) -> None:
     logits, bias = torch.randn(6, 5000) * 3, torch.randn(5000)
     bias[7] = bias[4990:] = -torch.inf
     logits[0], logits[1] = -torch.inf, 0
@@ -126,29 +224,73 @@ def compare_draw(device: torch.device) -> None:
     guided = torch.cat([logits.clamp_min(-50), torch.randn(6, 5000) * 3])
     sharp, weight = torch.tensor([1, 0.5, 1, 0.5, 1, 0.5]), torch.tensor([0, 0, 1.5, 2, 3, 0.1])
     # At the upper edge, guided logits are so far apart that rounding decides among what has no probability to speak of.
-    for given, more, last in ((logits, (None, None), 2), (logits, (sharp, None), 2), (guided, (sharp, weight), 1)):
-        here = [None if z is None else z.to(device) for z in more]
-        for temperature in (1.0, 0.7):
-            for u in (*torch.rand(10, 6, dtype=torch.float64), *edges[:last]):
-                mine = cuda.draw(given.to(device), bias.to(device), temperature, u.to(device), *here)
-                assert torch.equal(mine.cpu(), kernels.draw(given, bias, temperature, u, *more))
+    for given, (a, b), last in ((logits, (None, None), 2), (logits, (sharp, None), 2), (guided, (sharp, weight), 1)):
+        for filter in (Truncation(), Truncation(temperature=0.7), Truncation(top_k=40), Truncation(temperature=0)):
+            for u in (*torch.rand(3, 6, dtype=torch.float64), *edges[:last]):
+                mine = landed(given, bias, filter, device, u=u, sharp=a, weight=b)
+                assert torch.equal(mine, plainly(given, bias, filter, u, a, b))
     for wrong, places in ((torch.nan, slice(None)), (torch.nan, 2500), (torch.inf, 7), (-torch.inf, slice(None))):
         broken = torch.zeros(3, 5000)
         broken[1, places] = wrong
-        mine = cuda.draw(broken.to(device), torch.zeros(5000).to(device), 1.0, u[:3].to(device), None, None)
-        assert torch.equal(mine.cpu(), kernels.draw(broken, torch.zeros(5000), 1.0, u[:3]))
-        assert mine[1] >= 5000
+        for filter in (Truncation(), Truncation(top_p=0.9)):
+            assert (landed(broken, torch.zeros(5000), filter, device, u=u[:3]) >= 5000).all()
+
+
+def compare_truncation(device: torch.device) -> None:
+    """What is left is what sorting leaves: a draw from it is the same, ties included."""
+    logits, bias = torch.randn(8, 300) * 2, torch.zeros(300)
+    logits[0] = 0  # all are tied
+    logits[1] = logits[1].round()
+    logits[2, 5:] = -torch.inf
+    for filter in (
+        *(Truncation(top_p=p, temperature=t) for p in (0.03, 0.5, 0.9, 0.999) for t in (1.0, 0.6)),
+        *(Truncation(top_k=k, top_p=p) for k in (1, 4, 50, 1000) for p in (None, 0.7)),
+    ):
+        for u in (*torch.rand(2, 8, dtype=torch.float64), torch.full((8,), 1 - 1e-9).double()):
+            assert torch.equal(landed(logits, bias, filter, device, u=u), plainly(logits, bias, filter, u))
+
+
+def in_rounds(network: PartitionTransformer, filter: Truncation, device: torch.device, draft: int) -> list:
+    """Everything that exact rounds leave behind."""
+    kind = RoundKind(rows=3, length=9, draft=draft, filter=filter, never=(2,), cells=100)
+    run = Rounds(fold(network, torch.float32), kind, device=device, graphs=False)
+    orders = torch.rand(2, 9, generator=torch.Generator().manual_seed(1)).argsort(1)
+    plan = Plan(orders, torch.tensor([[1, *range(2, 10)], [4, *range(5, 9), *[9] * 4]]))
+    tokens, begun = torch.arange(18).view(2, 9) % 7, torch.tensor([1, 4])
+    run.begin(tokens, plan, lg.row_keys(3, torch.arange(2)), begun, torch.zeros(2, dtype=torch.long), filter)
+    while bool((run.left() > 0).any()):
+        run.round()
+    tally = run.tally()
+    return [*run.found(), torch.tensor([tally.rounds, tally.drafted, tally.accepted, tally.decided]), tally.nats]
+
+
+def compare_rounds(device: torch.device) -> None:
+    """Drafts and checks by kernels are those of plain torch, in whole rounds: the network's kernels too."""
+    config = PartitionConfig(vocab=11, length=9, width=32, heads=2, encoder=1, decoder=1, context="ordered")
+    network = shaken(PartitionTransformer(config), 0.3).to(device)
+    filters = Truncation(), Truncation(temperature=0.8, top_p=0.7), Truncation(top_k=3), Truncation(temperature=0)
+    for filter, draft in zip(filters, (4, 3, 1, 4), strict=True):
+        with mock.patch.object(kernels, "fuses", lambda *given: False):
+            plain = in_rounds(network, filter, device, draft)
+        with mock.patch.object(kernels, "on_cuda", lambda x: True):
+            mine = in_rounds(network, filter, device, draft)
+        for one, other in zip(mine[:2], plain[:2], strict=True):
+            assert torch.equal(one, other)
+        assert torch.equal(mine[3], plain[3])
+        torch.testing.assert_close(mine[2], plain[2], atol=1e-4, rtol=0, equal_nan=True)
+        assert mine[4] == pytest.approx(plain[4], abs=1e-3)
 
 
 def compare_digest(device: torch.device) -> None:
     from maskless.engine import cuda
+    from maskless.engine.cuda.digest import BLOCK
 
-    weights = [torch.randn(n).to(device) for n in (1, 77, 2 * cuda.BLOCK, cuda.BLOCK + 5)]
+    weights = [torch.randn(n).to(device) for n in (1, 77, 2 * BLOCK, BLOCK + 5)]
     weights.append(torch.randn(300, 2).to(device, torch.bfloat16))
     before = cuda.digest(weights).cpu()
     plain = []
     for weight in weights:
-        for block in weight.flatten().view(torch.int32).cpu().long().split(cuda.BLOCK):
+        for block in weight.flatten().view(torch.int32).cpu().long().split(BLOCK):
             plain.append((block * (2 * torch.arange(len(block)) + 1)).sum())
     assert torch.equal(before, torch.stack(plain))
     first, last = weights[2].data[[3, -1]].tolist()

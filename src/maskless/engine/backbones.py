@@ -17,7 +17,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from maskless.engine import kernels
-from maskless.engine.batch_state import BatchState
+from maskless.engine.batch_state import BatchState, Places
 from maskless.engine.fold import (
     Layer,
     Readout,
@@ -67,9 +67,7 @@ class Cache(Protocol):
 def leave(stream: Stream, layer: Layer, a: Tensor) -> None:
     """What follows the attention: its output and then the MLP join the stream."""
     stream.add(a, layer.out)
-    weight, bias = layer.up
-    assert bias is not None
-    stream.add(kernels.gelu_linear(stream.read(), weight, bias), layer.down)
+    stream.add(stream.into(layer.up, gelu=True), layer.down)
 
 
 @dataclass(frozen=True)
@@ -88,25 +86,25 @@ class Encoder:
         return self.embedding.new_zeros(len(self.layers), 2, rows, self.heads, columns, d)
 
     def __call__(
-        self, state: BatchState, norms: OpenNorms, context: Offsets, index: Tensor, cache: Tensor | None, whole: bool
-    ) -> tuple[Stream, Tensor]:
-        """Stream and positions (T,) of the context, which stands at index (T,) in the flattened batch."""
-        positions, tokens = state.at_index(index)
+        self, state: BatchState, norms: OpenNorms, context: Offsets, at: Places, cache: Tensor | None, whole: bool
+    ) -> Stream:
+        """The stream of the context, which stands at these places of the flattened batch."""
+        index, positions, tokens = at
         stream, past = norms.stream(0, self.embedding.index_select(0, tokens), context), state.past(context)
         for number, layer in enumerate(self.layers):
-            qkv = F.linear(stream.read(), *layer.enter).unflatten(1, (3, self.heads, -1))
-            if cache is not None:
-                kernels.store(qkv[:, None, 1:], positions, self.rope, index, cache[number : number + 1])
-            if whole:
+            qkv = stream.into(layer.enter).unflatten(1, (3, self.heads, -1))
+            if not whole:
+                assert cache is not None
+                kept, causal = cache[number], self.causal
+                a = kernels.store_and_attend(qkv, positions, self.rope, index, kept, context, past, causal=causal)
+            else:
+                if cache is not None:
+                    kernels.store(qkv[:, None, 1:], positions, self.rope, index, cache[number : number + 1])
                 kernels.rotate_(qkv[:, :2], positions, self.rope)
                 q, k, v = qkv.unbind(1)
                 a = kernels.attend_within(q, k, v, context, causal=self.causal)
-            else:
-                assert cache is not None
-                k, v = cache[number]
-                a = kernels.attend(qkv[:, 0], positions, self.rope, k, v, context, past, causal=self.causal)
             leave(stream, layer, a)
-        return stream, positions
+        return stream
 
 
 class PartitionBackbone:
@@ -177,27 +175,29 @@ class PartitionCache:
 
     def forward(self, state: BatchState, context: Offsets, targets: Offsets, whole: bool) -> tuple[Tensor, Tensor]:
         at = state.next(targets)
-        return self._read(state, context, targets, whole, at, chain=False), at
+        return self._read(state, context, targets, whole, at, chain=False), at.at
 
     def chain(self, state: BatchState, context: Offsets, targets: Offsets, whole: bool) -> Tensor:
         """What the head reads behind each of the last known tokens of a row, given all up to it.  -> (U, D)"""
         return self._read(state, context, targets, whole, state.following(targets), chain=True)
 
     def _read(
-        self, state: BatchState, context: Offsets, targets: Offsets, whole: bool, at: Tensor, *, chain: bool
+        self, state: BatchState, context: Offsets, targets: Offsets, whole: bool, at: Places, *, chain: bool
     ) -> Tensor:
         backbone, swap = self.backbone, self.backbone.swap
-        positions, _ = state.at_index(at)
+        positions = at.positions
         (found, *rest), past, beside = self._keys(state, context, whole)
         q = swap.queries.index_select(0, positions).unflatten(1, (backbone.heads, -1))
         x = swap.first.index_select(0, positions)
-        x.addmm_(kernels.attend(q, positions, backbone.rope, *found, targets, past, causal=chain), swap.out.t())
+        kernels.add_linear(
+            x, kernels.attend(q, positions, backbone.rope, *found, targets, past, causal=chain), swap.out
+        )
         if backbone.near is not None and len(beside):
             near = backbone.near.index_select(0, positions)
-            self._join_neighbours(x, state, at, near, past, beside, chain=chain)
+            self._join_neighbours(x, state, at.at, near, past, beside, chain=chain)
         stream = self.norms.stream(1, x, targets)
         for layer, (k, v) in zip(backbone.decoder, rest, strict=True):
-            q = F.linear(stream.read(), *layer.enter).unflatten(1, (backbone.heads, -1))
+            q = stream.into(layer.enter).unflatten(1, (backbone.heads, -1))
             leave(stream, layer, kernels.attend(q, positions, backbone.rope, k, v, targets, past, causal=chain))
         return stream.read()
 
@@ -223,13 +223,14 @@ class PartitionCache:
         """Keys and values of GroupSwap and of each decoder layer, which of them each row attends to, and what they
         hand to their neighbours."""
         backbone, swap = self.backbone, self.backbone.swap
-        index = state.last(context)
-        stream, positions = backbone.encoder(state, self.norms, context, index, self.encoded, whole)
+        at = state.last(context)
+        index, positions, _ = at
+        stream = backbone.encoder(state, self.norms, context, at, self.encoded, whole)
         shape = -1, 2, backbone.heads, swap.first.shape[1] // backbone.heads
         read = stream.read()
-        rest = F.linear(read, *swap.decoder_kv).unflatten(1, shape)  # (T, decoder, 2, h, d)
+        rest = kernels.linear(read, swap.decoder_kv).unflatten(1, shape)  # (T, decoder, 2, h, d)
         beside = read[:, :0] if swap.neighbours is None else F.linear(read, swap.neighbours)
-        found = F.linear(stream.x, *swap.kv).unflatten(1, shape)  # (T, 1, 2, h, d)
+        found = kernels.linear(stream.x, swap.kv).unflatten(1, shape)  # (T, 1, 2, h, d)
         if self.tensors:
             kernels.store(found, positions, backbone.rope, index, self.found)
             kernels.store(rest, positions, backbone.rope, index, self.rest)
@@ -271,16 +272,15 @@ class _MaskedCache:
         self.norms: OpenNorms = backbone.norms.open(rows)
         self.grid = BatchState.empty(rows, backbone.length, backbone.head.weight.device)
         self.grid.order.copy_(self.grid.columns.expand(rows, -1))
-        self.index = torch.arange(rows * backbone.length, device=self.grid.known.device)
+        self.grid.known.fill_(backbone.length)
 
     def forward(self, state: BatchState, context: Offsets, targets: Offsets, whole: bool) -> tuple[Tensor, Tensor]:
         grid, rows, backbone = self.grid, len(targets), self.backbone
         state.lay_out(grid.tokens[:rows], backbone.mask)
         every = Offsets.regular(rows, backbone.length, state.known.device)
-        stream, _ = backbone.encoder(grid, self.norms, every, self.index[: every.total], None, True)
-        at = state.next(targets)
-        positions, _ = state.at_index(at)
-        return stream.select(grid.starts[at // len(state.columns)] + positions, targets).read(), at
+        stream = backbone.encoder(grid, self.norms, every, grid.last(every), None, True)
+        index, positions, _ = state.next(targets)
+        return stream.select(grid.starts[index // len(state.columns)] + positions, targets).read(), index
 
 
 class CausalBackbone:
@@ -314,5 +314,5 @@ class _CausalCache:
         self.norms: OpenNorms = backbone.norms.open(rows)
 
     def forward(self, state: BatchState, context: Offsets, targets: Offsets, whole: bool) -> tuple[Tensor, Tensor]:
-        stream, _ = self.encoder(state, self.norms, context, state.last(context), self.cache, whole)
-        return stream.select(context.bounds[1:] - 1, targets).read(), state.next(targets)
+        stream = self.encoder(state, self.norms, context, state.last(context), self.cache, whole)
+        return stream.select(context.bounds[1:] - 1, targets).read(), state.next(targets).at

@@ -6,12 +6,22 @@ Shapes: B rows, N columns of a row, S rows of a span.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
+from maskless.engine import kernels
 from maskless.engine.kernels import Past
 from maskless.problems import Offsets
+
+
+class Places(NamedTuple):
+    """Some places of the flattened batch."""
+
+    at: Tensor  # (T,) index
+    positions: Tensor  # (T,)
+    tokens: Tensor  # (T,)
 
 
 @dataclass
@@ -31,24 +41,32 @@ class BatchState:
         starts = torch.arange(rows, dtype=torch.int32, device=device) * columns
         return BatchState(order, tokens, known, starts, torch.arange(columns, device=device))
 
-    def last(self, span: Offsets) -> Tensor:
-        """Where in the flattened batch the last known tokens are, as many of each row as the span says.  -> (total,)"""
+    def last(self, span: Offsets) -> Places:
+        """The last known tokens, as many of each row as the span says."""
+        return self._places(span, -1)
+
+    def next(self, span: Offsets) -> Places:
+        """The first unknown ones."""
+        return self._places(span, 0)
+
+    def following(self, span: Offsets) -> Places:
+        """What follows each of the last known tokens, as many as the span says."""
+        return self._places(span, -1, 1)
+
+    def _places(self, span: Offsets, lengths: int, more: int = 0) -> Places:
+        """From where the known tokens end, so many times the length of each row and so many places further on."""
+        if span.equal and kernels.on_cuda(self.order):
+            shift = lengths * span.longest + more
+            return Places(
+                *kernels.triton().places(self.order, self.tokens, self.known, span.longest, span.total, shift)
+            )
         S = len(span)
-        length = span.longest if span.equal else span.bounds.diff()
-        return self._index(span, self.starts[:S] + self.known[:S] - length)
-
-    def next(self, span: Offsets) -> Tensor:
-        """Where in the flattened batch the first unknown ones are."""
-        return self._index(span, self.starts[: len(span)] + self.known[: len(span)])
-
-    def following(self, span: Offsets) -> Tensor:
-        """Where in the flattened batch what follows each of the last known tokens is, as many as the span says."""
-        return self.last(span) + 1
-
-    def _index(self, span: Offsets, begin: Tensor) -> Tensor:
+        begin = self.starts[:S] + self.known[:S] + more + lengths * (span.longest if span.equal else span.bounds.diff())
         if span.equal:
-            return (begin[:, None] + self.columns[: span.longest]).flatten()
-        return begin[span.owner] + span.within
+            index = (begin[:, None] + self.columns[: span.longest]).flatten()
+        else:
+            index = begin[span.owner] + span.within
+        return Places(index, *(x.view(-1).index_select(0, index) for x in (self.order, self.tokens)))
 
     def past(self, span: Offsets) -> Past:
         """All that is known of the rows of a span."""
@@ -62,10 +80,6 @@ class BatchState:
         columns = self.columns.expand(rows, -1)
         where = torch.where(columns < self.known[:rows, None], self.order[:rows], places)
         return self.order.new_full((rows, places + 1), len(self.columns)).scatter(1, where, columns)
-
-    def at_index(self, index: Tensor) -> tuple[Tensor, Tensor]:
-        """Positions and tokens there."""
-        return self.order.view(-1).index_select(0, index), self.tokens.view(-1).index_select(0, index)
 
     def lay_out(self, into: Tensor, mask: int) -> Tensor:
         """The first rows by position, with the mask id wherever nothing is known.  (S, L) -> (S, L) itself"""

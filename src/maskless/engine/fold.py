@@ -19,7 +19,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from maskless.engine import kernels
-from maskless.engine.stream import Conditions, Linear
+from maskless.engine.kernels import Linear
+from maskless.engine.stream import Conditions
 from maskless.nn.blocks import CrossBlock, Head, Modulation, Norm, SelfBlock, fold_in, fold_out
 from maskless.nn.maskgit import Block, TiedHead
 from maskless.nn.partition import PartitionTransformer
@@ -47,7 +48,11 @@ class Readout:
 
     def logits(self, x: Tensor) -> Tensor:
         """(U, D) -> (U, V) float32"""
-        return (kernels.logits_of(x, self.weight) + self.bias)[:, : self.vocab]
+        return self.biased(kernels.logits_of(x, self.weight))
+
+    def biased(self, logits: Tensor) -> Tensor:
+        """What the product gives, with the bias.  (U, V') -> (U, V)"""
+        return (logits + self.bias)[:, : self.vocab]
 
 
 @dataclass(frozen=True)
@@ -95,9 +100,14 @@ def plain_layers(blocks: Iterable[nn.Module], dtype: torch.dtype) -> list[Layer]
     return layers
 
 
-def cast_layer(dtype: torch.dtype, *linears: Linear) -> Layer:
-    """A layer of these linears, in a precision."""
-    return Layer(*((weight.to(dtype), None if bias is None else bias.to(dtype)) for weight, bias in linears))
+def cast_layer(dtype: torch.dtype, *maps: tuple[Tensor, Tensor | None]) -> Layer:
+    """A layer of these linear maps, weight and bias each, in a precision."""
+    return Layer(*(_linear(dtype, weight, bias) for weight, bias in maps))
+
+
+def _linear(dtype: torch.dtype, weight: Tensor, bias: Tensor | None) -> Linear:
+    weight = weight.to(dtype).contiguous()
+    return Linear(weight, None if bias is None else bias.to(dtype), weight.float().sum(1))
 
 
 def fold_conditions(
@@ -174,7 +184,7 @@ def fold_swap(network: PartitionTransformer, offset: Tensor, dtype: torch.dtype)
         queries=swap.q(query).to(dtype),
         first=first.to(dtype),
         out=swap.out.weight.to(dtype),
-        kv=(swap.kv.weight.to(dtype), missing.to(dtype)),
-        decoder_kv=(torch.cat(decoder).to(dtype), None),
+        kv=Linear(swap.kv.weight.to(dtype), missing.to(dtype)),
+        decoder_kv=Linear(torch.cat(decoder).to(dtype)),
         neighbours=None if network.neighbours is None else network.neighbours.linear.weight.to(dtype),
     )

@@ -19,10 +19,13 @@ from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from maskless import logits as lg
+from maskless.draw import Truncation
 from maskless.nn.attention import attention, rotate
 from maskless.nn.blocks import spread
 from maskless.problems import Offsets, computed_once
 
+SMALL = 512  # tokens up to which a linear map is one kernel with what comes before and after it
+WITHIN = 64  # new tokens of a row that one program of the attention holds
 LARGE = 8192  # tokens from which on cuDNN's attention is taken
 UNPLANNED = [SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH]
 
@@ -53,8 +56,16 @@ class Shifts(NamedTuple):
     centred: bool  # the norm takes the mean away; else it divides by the root mean square alone
 
 
+class Linear(NamedTuple):
+    """x -> x @ weight.T + bias"""
+
+    weight: Tensor  # (N, K)
+    bias: Tensor | None = None  # (N,)
+    sums: Tensor | None = None  # (N,) float32: of each row of the weight, where a norm comes before it
+
+
 @cache
-def _triton() -> Any:
+def triton() -> Any:
     """The Triton kernels, or None where there are none: they come with torch's builds for CUDA."""
     try:
         from maskless.engine import cuda
@@ -65,13 +76,18 @@ def _triton() -> Any:
 
 def on_cuda(x: Tensor) -> bool:
     """Whether the Triton kernels serve this tensor."""
-    return x.is_cuda and _triton() is not None
+    return x.is_cuda and triton() is not None
+
+
+def few(x: Tensor) -> bool:
+    """Whether so few tokens are computed that a kernel waits longer than it works.  (T, D)"""
+    return on_cuda(x) and len(x) <= SMALL
 
 
 def normalise(x: Tensor, offset: Tensor) -> Tensor:
     """x + offset with mean 0 and variance 1 along the width, computed in float32.  (T, D), (D,) -> (T, D)"""
     if on_cuda(x):
-        return _triton().normalise(x, offset)
+        return triton().normalise(x, offset)
     return F.layer_norm(x.float() + offset, x.shape[-1:]).to(x.dtype)
 
 
@@ -81,7 +97,7 @@ def modulate(x: Tensor, more: tuple[Tensor, Tensor] | None, how: Shifts) -> Tens
     more: a product y (T, D) and its gate (n, D); first gate * y joins x, in place.
     """
     if on_cuda(x):
-        return _triton().modulate(x, more, how)
+        return triton().modulate(x, more, how)
 
     def of(part: Tensor) -> Tensor:
         return spread(part.index_select(0, how.which[: len(how.span)]), how.span)
@@ -95,7 +111,7 @@ def modulate(x: Tensor, more: tuple[Tensor, Tensor] | None, how: Shifts) -> Tens
 def rms_(x: Tensor) -> None:
     """Divide by the root mean square along the width, in place.  (T, G, D) a view"""
     if on_cuda(x):
-        _triton().rms_(x)
+        triton().rms_(x)
     else:
         x.copy_(F.rms_norm(x.float(), x.shape[-1:], eps=1e-5))
 
@@ -103,16 +119,36 @@ def rms_(x: Tensor) -> None:
 def swiglu(x: Tensor) -> Tensor:
     """The SiLU of the first half times the second.  (T, 2H) -> (T, H)"""
     if on_cuda(x):
-        return _triton().swiglu(x)
+        return triton().swiglu(x)
     gate, value = x.chunk(2, -1)
     return F.silu(gate) * value
 
 
-def gelu_linear(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
-    """GELU (tanh form) of a linear map.  (T, D) -> (T, 4D)"""
+def linear(x: Tensor, matrix: Linear, *, gelu: bool = False) -> Tensor:
+    """A linear map, then GELU (tanh form) if asked for.  (T, K) -> (T, N)"""
+    weight, bias, _ = matrix
+    if not gelu:
+        return F.linear(x, weight, bias)
+    assert bias is not None
     if x.is_cuda:
         return torch._addmm_activation(bias, x, weight.t(), use_gelu=True)  # in the product's epilogue
     return F.gelu(F.linear(x, weight, bias), approximate="tanh")
+
+
+def norm_linear(x: Tensor, offset: Tensor, matrix: Linear, *, gelu: bool = False) -> Tensor:
+    """A linear map of the norm of x + offset, then GELU if asked for.  (T, K), (K,) -> (T, N)"""
+    if few(x):
+        assert matrix.sums is not None
+        return triton().norm_linear(x, offset, *matrix, gelu=gelu)
+    return linear(normalise(x, offset), matrix, gelu=gelu)
+
+
+def add_linear(x: Tensor, a: Tensor, weight: Tensor) -> None:
+    """x += a @ weight.T, in place.  (T, N), (T, K), (N, K)"""
+    if few(x):
+        triton().add_linear(x, a, weight)
+    else:
+        x.addmm_(a, weight.t())
 
 
 def attend_within(q: Tensor, k: Tensor, v: Tensor, offsets: Offsets, *, causal: bool) -> Tensor:
@@ -128,7 +164,7 @@ def attend_within(q: Tensor, k: Tensor, v: Tensor, offsets: Offsets, *, causal: 
 def rotate_(x: Tensor, positions: Tensor, rope: Tensor) -> None:
     """RoPE in place.  (T, G, h, d) a view, (T,)"""
     if on_cuda(x):
-        _triton().rotate_(x, positions, rope)
+        triton().rotate_(x, positions, rope)
     else:
         x.copy_(rotate(x.flatten(1, 2), rope[positions]).view(x.shape))
 
@@ -136,11 +172,33 @@ def rotate_(x: Tensor, positions: Tensor, rope: Tensor) -> None:
 def store(kv: Tensor, positions: Tensor, rope: Tensor, index: Tensor, cache: Tensor) -> None:
     """Write keys, rotated, and values to their places, s * N + n each.  (T, G, 2, h, d) -> cache (G, 2, S, h, N, d)"""
     if on_cuda(kv):
-        _triton().store(kv, positions, rope, index, cache)
+        triton().store(kv, positions, rope, index, cache)
     else:
         k = rotate(kv[:, :, 0].flatten(1, 2), rope[positions]).view(kv[:, :, 0].shape)
         N = cache.shape[4]
         cache[:, :, index // N, :, index % N] = torch.stack([k, kv[:, :, 1]], 2)
+
+
+def store_and_attend(
+    qkv: Tensor,
+    positions: Tensor,
+    rope: Tensor,
+    index: Tensor,
+    cache: Tensor,
+    offsets: Offsets,
+    past: Past,
+    *,
+    causal: bool,
+) -> Tensor:
+    """Store the keys and values of new tokens, the last of the past, and attend to all of it.  -> (T, h*d)
+
+    qkv (T, 3, h, d), cache (2, S, h, N, d)
+    """
+    if on_cuda(qkv) and offsets.longest <= WITHIN:
+        return triton().store_and_attend(qkv, positions, rope, cache, offsets, past, causal)
+    store(qkv[:, None, 1:], positions, rope, index, cache[None])
+    k, v = cache
+    return attend(qkv[:, 0], positions, rope, k, v, offsets, past, causal=causal)
 
 
 def attend(
@@ -152,7 +210,7 @@ def attend(
     0. causal: the queries are the last of the past, and each attends to itself and to what came before it.
     """
     if on_cuda(q):
-        return _triton().attend(q, positions, rope, k, v, offsets, past, causal)
+        return triton().attend(q, positions, rope, k, v, offsets, past, causal)
     q = rotate(q, rope[positions])
     if past.longest == 0:
         return torch.zeros_like(q).flatten(1)
@@ -200,7 +258,41 @@ def digest(weights: Sequence[Tensor]) -> Tensor:
 
     One kernel reads all, where several for each weight would cost more than the reading.
     """
-    return _triton().digest(weights)
+    return triton().digest(weights)
+
+
+@dataclass(frozen=True)
+class Landing:
+    """Where drawn tokens go, and what their draws need: everything by place in the flattened batch of N."""
+
+    at: Tensor  # (U,) places of the targets
+    tokens: Tensor  # (N,)
+    largest: Tensor  # () of all ids so far: V or more where none could be drawn
+    vocab: int  # V, of rows of logits that may be filled up
+    u: Tensor  # (N,) uniform draws
+    sharp: Tensor | None = None  # (N,) factors of the logits
+    weight: Tensor | None = None  # (N,) of the guidance; then logits (2U, V) are with labels, and after them without
+    fixed: Tensor | None = None  # (N,) bool: the token that stands there stays
+
+
+def truncates(filter: Truncation) -> bool:
+    """Whether it rules out tokens."""
+    return filter.top_k is not None or filter.top_p not in (None, 1) or filter.temperature < lg.COLDEST
+
+
+def fuses(logits: Tensor, filter: object) -> bool:
+    """Whether filter and draw are one kernel: on CUDA, where a program can hold what it has to truncate."""
+    if not (on_cuda(logits) and isinstance(filter, Truncation)):
+        return False
+    return not truncates(filter) or logits.shape[1] <= triton().LONGEST
+
+
+def draw(logits: Tensor, bias: Tensor, filter: Truncation, into: Landing) -> None:
+    """One exact categorical sample of each row as `combine` and the filter leave it, in float64, where `fuses`."""
+    if truncates(filter):
+        triton().draw_rows(logits, bias, filter, into)
+    else:
+        triton().draw_chunks(logits, bias, filter.temperature, into)
 
 
 def combine(logits: Tensor, bias: Tensor, sharp: Tensor | None = None, weight: Tensor | None = None) -> Tensor:
@@ -213,17 +305,3 @@ def combine(logits: Tensor, bias: Tensor, sharp: Tensor | None = None, weight: T
         logits = logits + weight[:, None] * (logits - without)
     logits = logits + bias
     return logits if sharp is None else logits * sharp[:, None]
-
-
-def draw(
-    logits: Tensor,
-    bias: Tensor,
-    temperature: float,
-    u: Tensor,
-    sharp: Tensor | None = None,
-    weight: Tensor | None = None,
-) -> Tensor:
-    """One exact categorical sample of each combined row at a temperature, in float64.  -> (U,)"""
-    if on_cuda(logits) and temperature >= lg.COLDEST:
-        return _triton().draw(logits, bias, temperature, u, sharp, weight)
-    return lg.draw(lg.temper(combine(logits, bias, sharp, weight), temperature), u)

@@ -62,11 +62,10 @@ class _MaskGITCache:
         every = Offsets.regular(rows, L, x.device)
         stream = self.norms.stream(0, x, every)
         for layer in backbone.layers:
-            each = F.linear(stream.read(), *layer.enter).unflatten(1, (3, -1))
+            each = stream.into(layer.enter).unflatten(1, (3, -1))
             kernels.rms_(each[:, :2])  # queries and keys, over all heads together
             q, k, v = each.unflatten(2, (backbone.heads, -1)).unbind(1)
             stream.add(kernels.attend_within(q, k, v, every, causal=False), layer.out)
-            stream.add(kernels.swiglu(F.linear(stream.read(), *layer.up)), layer.down)
-        at = state.next(targets)
-        positions, _ = state.at_index(at)
-        return stream.select(at // len(state.columns) * L + positions, targets).read(), at
+            stream.add(kernels.swiglu(stream.into(layer.up)), layer.down)
+        index, positions, _ = state.next(targets)
+        return stream.select(index // len(state.columns) * L + positions, targets).read(), index

@@ -17,6 +17,7 @@ from torch import Tensor
 from maskless import logits as lg
 from maskless.drafts import Tally
 from maskless.draw import DRAW, Filter, Truncation
+from maskless.engine import kernels
 from maskless.engine.backbones import PartitionBackbone, PartitionCache
 from maskless.engine.batch_state import BatchState
 from maskless.engine.graphs import Equal, Graphs
@@ -56,7 +57,7 @@ class Rounds:
         self.within = torch.arange(kind.draft, device=device)
         self.segments = torch.arange(kind.rows + 1, dtype=torch.int32, device=device)
         never = torch.tensor(kind.never, dtype=torch.long, device=device)
-        self.ruled_out = torch.zeros(backbone.head.vocab, device=device).index_fill(0, never, -torch.inf)
+        self.ruled_out = torch.zeros(len(backbone.head.bias), device=device).index_fill(0, never, -torch.inf)
         self.stream = torch.cuda.Stream(device) if device.type == "cuda" else None
         self.graphs = Graphs() if graphs else None
 
@@ -138,10 +139,13 @@ class Rounds:
                 self.graphs.play(Equal(self.kind.rows, 1, self.kind.draft, False), lambda _: self._round())
 
     def _round(self) -> None:
-        state, cache, k = self.state, self.cache, self.kind.draft
-        start = state.known.clone()
-        x, at = cache.forward(state, self._regular(1), self._regular(k), whole=False)
-        p = self.backbone.head.logits(x)  # (B * k, V)
+        state, k = self.state, self.kind.draft
+        x, at = self.cache.forward(state, self._regular(1), self._regular(k), whole=False)
+        logits = kernels.logits_of(x, self.backbone.head.weight)
+        if kernels.fuses(logits, self.filter):
+            self._fused(logits, at)
+            return
+        start, p = state.known.clone(), self.backbone.head.biased(logits)  # (B * k, V)
         at = at.view(-1, k)
         drawn = torch.cat([self._draw(p.view(-1, k, p.shape[1])[rows], at[rows], rows) for rows in self._chunks()])
         torch.maximum(self.largest, drawn.amax(), out=self.largest)  # looked at later: a round waits for nothing
@@ -149,11 +153,37 @@ class Rounds:
         state.tokens.view(-1).index_copy_(0, at.flatten(), drawn.flatten())
         p, q = p.view(-1, k, p.shape[1]), p.view(-1, k, p.shape[1])[:, :1]  # the first was drawn from what checks it
         if k > 1:
-            state.known += k - 1
-            behind = self.backbone.head.logits(cache.chain(state, self._regular(k - 1), self._regular(k - 1), False))
+            behind = self.backbone.head.biased(self._behind())
             q = torch.cat([q, behind.view(-1, k - 1, behind.shape[1])], 1)
         for rows in self._chunks():
             self._accept(drawn[rows], p[rows], q[rows], at[rows], start[rows], rows)
+
+    def _behind(self) -> Tensor:
+        """Logits of all drafted tokens but the first, given those before them.  -> (B * (k - 1), V)"""
+        more = self._regular(self.kind.draft - 1)
+        self.state.known += self.kind.draft - 1
+        return kernels.logits_of(self.cache.chain(self.state, more, more, False), self.backbone.head.weight)
+
+    def _fused(self, logits: Tensor, at: Tensor) -> None:
+        """The same by a few kernels, on CUDA."""
+        state, head, k, cuda = self.state, self.backbone.head, self.kind.draft, kernels.triton()
+        of = cuda.Draft(
+            at=at,
+            k=k,
+            order=state.order.view(-1),
+            places=self.backbone.places,
+            tokens=state.tokens.view(-1),
+            keys=self.keys,
+            taken=self.taken,
+            bias=head.bias,
+            never=self.ruled_out,
+            vocab=head.vocab,
+            filter=self.filter,
+        )
+        p = cuda.draft(logits, self.largest, of, draws=True)
+        q = cuda.draft(self._behind(), self.largest, of, draws=False) if k > 1 else None
+        buffers = self.came.view(-1), self.chance.view(-1), self.figures, self.largest
+        cuda.accept(p, q, of, state.known, self.ends, *buffers)
 
     def _draw(self, p: Tensor, at: Tensor, rows: slice) -> Tensor:
         """Tokens from logits (b, k, V) of the targets at index (b, k), each without the others.  -> (b, k)"""
@@ -198,7 +228,7 @@ class Rounds:
     def _shaped(self, logits: Tensor, at: Tensor) -> Tensor:
         """Logits as they are drawn from.  (b, k, V), (b, k) -> (b * k, V)"""
         flat, rows = at.flatten(), at.flatten() // len(self.state.columns)
-        return self.filter(logits.flatten(0, 1) + self.ruled_out, rows, self._positions(flat))
+        return self.filter(logits.flatten(0, 1) + self.ruled_out[: logits.shape[2]], rows, self._positions(flat))
 
     def _random(self, at: Tensor, rows: slice) -> tuple[Tensor, Tensor]:
         """Keys and columns of the random numbers of targets: those that are still open draw again in each round."""

@@ -183,28 +183,39 @@ class BatchRun:
         logits = kernels.logits_of(x, self.backbone.head.weight)
         if self.guided and len(targets) > rows:  # both halves have the same targets
             at = at[: len(at) // 2]
-        drawn = self._draw(logits, at)
-        torch.maximum(self.largest, drawn.amax(), out=self.largest)  # looked at in the end: a step waits for nothing
-        drawn.clamp_(max=self.backbone.head.vocab - 1)
-        if isinstance(self.backbone, CausalBackbone):  # it reads along where the prompt is longer than the shortest
-            drawn = torch.where(self.fixed.view(-1)[at], state.at_index(at)[1], drawn)
-        state.tokens.view(-1).index_copy_(0, at, drawn)
+        self._land(logits, at)
         state.known[: len(targets)] += targets.longest if targets.equal else targets.bounds.diff()
         if self.guided:
             state.tokens[rows:] = state.tokens[:rows]
             state.known[rows:] = state.known[:rows]
 
-    def _draw(self, logits: Tensor, at: Tensor) -> Tensor:
-        """logits (U, V) of the targets at index (U,), or (2U, V): with the labels, and after them without."""
-        filter, vocab = self.filter, self.backbone.head.vocab
-        weight = self.weight if len(logits) > len(at) else None
-        u, sharp, weight = (None if x is None else x.view(-1).index_select(0, at) for x in (self.u, self.sharp, weight))
+    def _land(self, logits: Tensor, at: Tensor) -> None:
+        """Draw the tokens at index (U,): logits (U, V), or (2U, V): with the labels, and after them without."""
+        into = kernels.Landing(
+            at=at,
+            tokens=self.state.tokens.view(-1),
+            largest=self.largest,  # looked at in the end: a step waits for nothing
+            vocab=self.backbone.head.vocab,
+            u=self.u.view(-1),
+            sharp=None if self.sharp is None else self.sharp.view(-1),
+            weight=self.weight.view(-1) if self.weight is not None and len(logits) > len(at) else None,
+            # a causal model reads along where the prompt is longer than the shortest
+            fixed=self.fixed.view(-1) if isinstance(self.backbone, CausalBackbone) else None,
+        )
+        if kernels.fuses(logits, self.filter):
+            assert isinstance(self.filter, Truncation)
+            kernels.draw(logits, self.bias, self.filter, into)
+            return
+        u, sharp, weight = (None if x is None else x.index_select(0, at) for x in (into.u, into.sharp, into.weight))
         assert u is not None
-        if isinstance(filter, Truncation) and filter.top_k is None and filter.top_p in (None, 1):
-            return kernels.draw(logits, self.bias, filter.temperature, u, sharp, weight)
-        rows, positions = at // len(self.state.columns), self.state.at_index(at)[0] - self.backbone.places
-        combined = kernels.combine(logits, self.bias, sharp, weight)[:, :vocab]
-        return lg.draw(filter(combined, rows, positions), u)
+        rows, positions = at // len(self.state.columns), self.state.order.view(-1)[at] - self.backbone.places
+        combined = kernels.combine(logits, self.bias, sharp, weight)[:, : into.vocab]
+        drawn = lg.draw(self.filter(combined, rows, positions), u)
+        torch.maximum(self.largest, drawn.amax(), out=self.largest)
+        drawn.clamp_(max=into.vocab - 1)
+        if into.fixed is not None:
+            drawn = torch.where(into.fixed[at], into.tokens[at], drawn)
+        into.tokens.index_copy_(0, at, drawn)
 
 
 def _constant(x: Tensor) -> bool:

@@ -16,14 +16,11 @@ from dataclasses import dataclass
 from typing import Protocol
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 from maskless.engine import kernels
-from maskless.engine.kernels import Shifts
+from maskless.engine.kernels import Linear, Shifts
 from maskless.problems import Offsets
-
-Linear = tuple[Tensor, Tensor | None]  # weight and bias: x -> x @ weight.T + bias
 
 
 class Stream(Protocol):
@@ -33,6 +30,10 @@ class Stream(Protocol):
 
     def read(self) -> Tensor:
         """The stream after its next norm, as the next linear takes it.  -> (T, D)"""
+        ...
+
+    def into(self, linear: Linear, *, gelu: bool = False) -> Tensor:
+        """A linear map of the stream after its next norm, then GELU if asked for.  -> (T, N)"""
         ...
 
     def add(self, a: Tensor, linear: Linear) -> None:
@@ -86,8 +87,11 @@ class _Folded:
     def read(self) -> Tensor:
         return kernels.normalise(self.x, next(self.offsets))
 
+    def into(self, linear: Linear, *, gelu: bool = False) -> Tensor:
+        return kernels.norm_linear(self.x, next(self.offsets), linear, gelu=gelu)
+
     def add(self, a: Tensor, linear: Linear) -> None:
-        self.x.addmm_(a, linear[0].t())  # its bias is in the offsets
+        kernels.add_linear(self.x, a, linear.weight)  # its bias is in the offsets
 
     def select(self, index: Tensor, span: Offsets) -> _Folded:
         return _Folded(self.x.index_select(0, index), self.offsets)
@@ -148,9 +152,12 @@ class _Modulated:
         how = Shifts(next(self.parts), next(self.parts), self.which, self.span, self.centred)
         return kernels.modulate(self.x, waits, how)
 
+    def into(self, linear: Linear, *, gelu: bool = False) -> Tensor:
+        return kernels.linear(self.read(), linear, gelu=gelu)
+
     def add(self, a: Tensor, linear: Linear) -> None:
         assert self.waits is None, "a stream is read between two products"
-        self.waits = F.linear(a, *linear), next(self.parts)
+        self.waits = kernels.linear(a, linear), next(self.parts)
 
     def select(self, index: Tensor, span: Offsets) -> _Modulated:
         chosen = _Modulated(self.x.index_select(0, index), self.parts, self.which, span, self.centred)
