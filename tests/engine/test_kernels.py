@@ -270,9 +270,9 @@ def compare_rounds(device: torch.device) -> None:
     network = shaken(PartitionTransformer(config), 0.3).to(device)
     filters = Truncation(), Truncation(temperature=0.8, top_p=0.7), Truncation(top_k=3), Truncation(temperature=0)
     for filter, draft in zip(filters, (4, 3, 1, 4), strict=True):
-        with mock.patch.object(kernels, "fuses", lambda *given: False):
+        with mock.patch.object(kernels, "fuses", return_value=False):
             plain = in_rounds(network, filter, device, draft)
-        with mock.patch.object(kernels, "on_cuda", lambda x: True):
+        with mock.patch.object(kernels, "on_cuda", return_value=True):
             mine = in_rounds(network, filter, device, draft)
         for one, other in zip(mine[:2], plain[:2], strict=True):
             assert torch.equal(one, other)
