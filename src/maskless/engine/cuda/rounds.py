@@ -85,9 +85,9 @@ def _draft(
     CUT: tl.constexpr = TOP_K or TOP_P
     level, last = tl.full((), -(2**31), tl.int32), V
     if CUT:
-        i = tl.arange(0, BLOCK)
-        _, value = _entries(logits, bias, never, row, i, V, temperature, level, last, False)
-        level, last = truncate(value, i, V, top_k, top_p, TOP_K, TOP_P)
+        all_i = tl.arange(0, BLOCK)
+        all_raw, all_values = _entries(logits, bias, never, row, all_i, V, temperature, level, last, False)
+        level, last = truncate(all_values, all_i, V, top_k, top_p, TOP_K, TOP_P)
         tl.store(levels + 2 * row, level)
         tl.store(levels + 2 * row + 1, last)
     top, all_top = tl.full((), float("-inf"), tl.float32), tl.full((), float("-inf"), tl.float32)
