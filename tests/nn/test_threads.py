@@ -88,6 +88,24 @@ def test_a_number_in_the_environment_stays():
     assert chosen == [[4, 4], 4]
 
 
+@pytest.mark.parametrize(("given", "expected"), [({}, "passive"), ({"OMP_WAIT_POLICY": "active"}, "active")])
+def test_the_command_line_lets_waiting_threads_sleep(given, expected):
+    """Set before torch is loaded, which reads it then; a setting of the user's stays."""
+    script = """
+import os, sys
+from maskless.cli import main
+early = "torch" not in sys.modules
+sys.argv = ["maskless", "models", "--json"]
+try:
+    main()
+except SystemExit:
+    print(early, os.environ["OMP_WAIT_POLICY"], file=sys.stderr)
+"""
+    unset = {name: value for name, value in os.environ.items() if name != "OMP_WAIT_POLICY"}
+    done = subprocess.run([sys.executable, "-c", script], env=unset | given, capture_output=True, text=True, check=True)
+    assert done.stderr.split() == ["True", expected]
+
+
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="needs processes that fork")
 def test_a_number_that_was_set_stays_but_for_a_forked_process():
     """Of GNU's OpenMP it would wait for ever: the threads of the parent are not in the child."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import io
 import itertools
+import os
 import re
 import shlex
 import sys
@@ -36,6 +37,8 @@ def main() -> None:
     """Run a command; a user's mistake is one line on stderr and exit code 2."""
     global begun
     begun = time.monotonic()
+    # Threads of torch that wait for others sleep: on a busy machine they would keep the cores from those they wait for.
+    os.environ.setdefault("OMP_WAIT_POLICY", "passive")  # read when torch is loaded, which it is not yet
     threading.excepthook = _thread_failed
     if isinstance(sys.stdout, io.TextIOWrapper):  # the name of a file need not be UTF-8
         sys.stdout.reconfigure(errors="backslashreplace" if sys.stdout.isatty() else "surrogateescape")

@@ -24,7 +24,7 @@ from maskless.nn.attention import attention, rotate
 from maskless.nn.blocks import spread
 from maskless.problems import Offsets, computed_once
 
-SMALL = 512  # tokens up to which a linear map is one kernel with what comes before and after it
+SMALL = 128  # tokens up to which a linear map is one kernel with what comes before and after it
 WITHIN = 64  # new tokens of a row that one program of the attention holds
 LARGE = 8192  # tokens from which on cuDNN's attention is taken
 UNPLANNED = [SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH]
