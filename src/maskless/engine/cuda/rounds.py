@@ -86,7 +86,7 @@ def _draft(
     level, last = tl.full((), -(2**31), tl.int32), V
     if CUT:
         all_i = tl.arange(0, BLOCK)
-        all_raw, all_values = _entries(logits, bias, never, row, all_i, V, temperature, level, last, False)
+        _raw, all_values = _entries(logits, bias, never, row, all_i, V, temperature, level, last, False)
         level, last = truncate(all_values, all_i, V, top_k, top_p, TOP_K, TOP_P)
         tl.store(levels + 2 * row, level)
         tl.store(levels + 2 * row + 1, last)
