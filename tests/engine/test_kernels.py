@@ -14,7 +14,7 @@ from maskless import logits as lg
 from maskless.draw import Truncation
 from maskless.engine import kernels
 from maskless.engine.batch_state import BatchState
-from maskless.engine.kernels import Landing, Linear, Past, Shifts, truncates
+from maskless.engine.kernels import Landing, LinearMap, Past, Shifts, truncates
 from maskless.engine.networks import fold
 from maskless.engine.rounds import RoundKind, Rounds
 from maskless.nn.attention import rotary_table
@@ -135,7 +135,7 @@ def compare_linears(device: torch.device) -> None:
 
     for rows in (1, 30, 70, 300):
         x, offset, bias = torch.randn(rows, 48) + 0.3, torch.randn(48), torch.randn(80)
-        matrix = Linear(torch.randn(80, 48), bias, None)
+        matrix = LinearMap(torch.randn(80, 48), bias, None)
         matrix = matrix._replace(sums=matrix.weight.sum(1))
         for given in (matrix, matrix._replace(bias=None)):
             for gelu in (False, True) if given.bias is not None else (False,):

@@ -19,7 +19,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from maskless.engine import kernels
-from maskless.engine.kernels import Linear
+from maskless.engine.kernels import LinearMap
 from maskless.engine.stream import Conditions
 from maskless.nn.blocks import CrossBlock, Head, Modulation, Norm, SelfBlock, fold_in, fold_out
 from maskless.nn.maskgit import Block, TiedHead
@@ -32,10 +32,10 @@ Map = tuple[Tensor, Tensor]  # weight and bias, where there always is one
 class Layer:
     """The linears of a block: into attention (queries, or queries, keys and values), out of it, and of an MLP."""
 
-    enter: Linear
-    out: Linear
-    up: Linear
-    down: Linear
+    enter: LinearMap
+    out: LinearMap
+    up: LinearMap
+    down: LinearMap
 
 
 @dataclass(frozen=True)
@@ -62,9 +62,9 @@ class Swap:
     queries: Tensor  # (L, D) of each position, before RoPE
     first: Tensor  # (L, D) what stands at each target before anything is found
     out: Tensor  # (D, D)
-    kv: Linear  # keys and values of GroupSwap, from the stream as it is
+    kv: LinearMap  # keys and values of GroupSwap, from the stream as it is
     neighbours: Tensor | None  # (sides * D, D)
-    decoder_kv: Linear  # of all decoder layers, from the normalised stream
+    decoder_kv: LinearMap  # of all decoder layers, from the normalised stream
 
 
 def fold_layers(
@@ -105,9 +105,9 @@ def cast_layer(dtype: torch.dtype, *maps: tuple[Tensor, Tensor | None]) -> Layer
     return Layer(*(_linear(dtype, weight, bias) for weight, bias in maps))
 
 
-def _linear(dtype: torch.dtype, weight: Tensor, bias: Tensor | None) -> Linear:
+def _linear(dtype: torch.dtype, weight: Tensor, bias: Tensor | None) -> LinearMap:
     weight = weight.to(dtype).contiguous()
-    return Linear(weight, None if bias is None else bias.to(dtype), weight.float().sum(1))
+    return LinearMap(weight, None if bias is None else bias.to(dtype), weight.float().sum(1))
 
 
 def fold_conditions(
@@ -184,7 +184,7 @@ def fold_swap(network: PartitionTransformer, offset: Tensor, dtype: torch.dtype)
         queries=swap.q(query).to(dtype),
         first=first.to(dtype),
         out=swap.out.weight.to(dtype),
-        kv=Linear(swap.kv.weight.to(dtype), missing.to(dtype)),
-        decoder_kv=Linear(torch.cat(decoder).to(dtype)),
+        kv=LinearMap(swap.kv.weight.to(dtype), missing.to(dtype)),
+        decoder_kv=LinearMap(torch.cat(decoder).to(dtype)),
         neighbours=None if network.neighbours is None else network.neighbours.linear.weight.to(dtype),
     )

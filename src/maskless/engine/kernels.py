@@ -56,7 +56,7 @@ class Shifts(NamedTuple):
     centred: bool  # the norm takes the mean away; else it divides by the root mean square alone
 
 
-class Linear(NamedTuple):
+class LinearMap(NamedTuple):
     """x -> x @ weight.T + bias"""
 
     weight: Tensor  # (N, K)
@@ -124,7 +124,7 @@ def swiglu(x: Tensor) -> Tensor:
     return F.silu(gate) * value
 
 
-def linear(x: Tensor, matrix: Linear, *, gelu: bool = False) -> Tensor:
+def linear(x: Tensor, matrix: LinearMap, *, gelu: bool = False) -> Tensor:
     """A linear map, then GELU (tanh form) if asked for.  (T, K) -> (T, N)"""
     weight, bias, _ = matrix
     if not gelu:
@@ -135,7 +135,7 @@ def linear(x: Tensor, matrix: Linear, *, gelu: bool = False) -> Tensor:
     return F.gelu(F.linear(x, weight, bias), approximate="tanh")
 
 
-def norm_linear(x: Tensor, offset: Tensor, matrix: Linear, *, gelu: bool = False) -> Tensor:
+def norm_linear(x: Tensor, offset: Tensor, matrix: LinearMap, *, gelu: bool = False) -> Tensor:
     """A linear map of the norm of x + offset, then GELU if asked for.  (T, K), (K,) -> (T, N)"""
     if few(x):
         assert matrix.sums is not None

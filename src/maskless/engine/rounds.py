@@ -167,7 +167,7 @@ class Rounds:
     def _fused(self, logits: Tensor, at: Tensor) -> None:
         """The same by a few kernels, on CUDA."""
         state, head, k, cuda = self.state, self.backbone.head, self.kind.draft, kernels.triton()
-        of = cuda.Draft(
+        of = cuda.Drafting(
             at=at,
             k=k,
             order=state.order.view(-1),

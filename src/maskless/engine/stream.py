@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 
 from maskless.engine import kernels
-from maskless.engine.kernels import Linear, Shifts
+from maskless.engine.kernels import LinearMap, Shifts
 from maskless.problems import Offsets
 
 
@@ -32,11 +32,11 @@ class Stream(Protocol):
         """The stream after its next norm, as the next linear takes it.  -> (T, D)"""
         ...
 
-    def into(self, linear: Linear, *, gelu: bool = False) -> Tensor:
+    def into(self, linear: LinearMap, *, gelu: bool = False) -> Tensor:
         """A linear map of the stream after its next norm, then GELU if asked for.  -> (T, N)"""
         ...
 
-    def add(self, a: Tensor, linear: Linear) -> None:
+    def add(self, a: Tensor, linear: LinearMap) -> None:
         """A product joins the stream.  (T, E)"""
         ...
 
@@ -87,10 +87,10 @@ class _Folded:
     def read(self) -> Tensor:
         return kernels.normalise(self.x, next(self.offsets))
 
-    def into(self, linear: Linear, *, gelu: bool = False) -> Tensor:
+    def into(self, linear: LinearMap, *, gelu: bool = False) -> Tensor:
         return kernels.norm_linear(self.x, next(self.offsets), linear, gelu=gelu)
 
-    def add(self, a: Tensor, linear: Linear) -> None:
+    def add(self, a: Tensor, linear: LinearMap) -> None:
         kernels.add_linear(self.x, a, linear.weight)  # its bias is in the offsets
 
     def select(self, index: Tensor, span: Offsets) -> _Folded:
@@ -152,10 +152,10 @@ class _Modulated:
         how = Shifts(next(self.parts), next(self.parts), self.which, self.span, self.centred)
         return kernels.modulate(self.x, waits, how)
 
-    def into(self, linear: Linear, *, gelu: bool = False) -> Tensor:
+    def into(self, linear: LinearMap, *, gelu: bool = False) -> Tensor:
         return kernels.linear(self.read(), linear, gelu=gelu)
 
-    def add(self, a: Tensor, linear: Linear) -> None:
+    def add(self, a: Tensor, linear: LinearMap) -> None:
         assert self.waits is None, "a stream is read between two products"
         self.waits = kernels.linear(a, linear), next(self.parts)
 

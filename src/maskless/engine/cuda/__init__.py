@@ -6,9 +6,9 @@ from maskless.engine.cuda.digest import digest
 from maskless.engine.cuda.draw import LONGEST, draw_chunks, draw_rows
 from maskless.engine.cuda.linear import add_linear, norm_linear
 from maskless.engine.cuda.norms import modulate, normalise, rms_, swiglu
-from maskless.engine.cuda.rounds import Draft, accept, draft
+from maskless.engine.cuda.rounds import Drafting, accept, draft
 
 __all__ = [
-    "LONGEST", "Draft", "accept", "add_linear", "attend", "digest", "draft", "draw_chunks", "draw_rows", "modulate",
+    "LONGEST", "Drafting", "accept", "add_linear", "attend", "digest", "draft", "draw_chunks", "draw_rows", "modulate",
     "norm_linear", "normalise", "places", "rms_", "rotate_", "store", "store_and_attend", "swiglu",
 ]  # fmt: skip

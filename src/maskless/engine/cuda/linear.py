@@ -1,4 +1,4 @@
-"""Linear maps of few tokens, each with what comes before and after it in one kernel.
+"""LinearMap maps of few tokens, each with what comes before and after it in one kernel.
 
 A step of sampling has few tokens, and every kernel costs microseconds however little it does. So the norm before a
 product, and the GELU or the addition to the stream after it, are parts of the product. With many tokens cuBLAS is

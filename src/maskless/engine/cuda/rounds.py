@@ -24,7 +24,7 @@ from maskless.speculation import ACCEPT, RESIDUAL
 
 
 @dataclass(frozen=True)
-class Draft:
+class Drafting:
     """Rows that draw and check k tokens each, at these places of the flattened batch."""
 
     at: Tensor  # (U,)
@@ -116,7 +116,7 @@ def _draft(
         tl.store(tokens + place, tl.minimum(found, vocab - 1).to(tl.int64))
 
 
-def draft(logits: Tensor, largest: Tensor, of: Draft, *, draws: bool) -> Law:
+def draft(logits: Tensor, largest: Tensor, of: Drafting, *, draws: bool) -> Law:
     """The law of each row of logits (U, V); draws: and a token from it, which is written into the batch."""
     law, V = Law.of(logits), logits.shape[1]
     block = triton.next_power_of_2(V)
@@ -216,7 +216,7 @@ def _accept(
 
 
 def accept(
-    p: Law, q: Law | None, of: Draft, known: Tensor, ends: Tensor, came: Tensor, chance: Tensor, figures: Tensor,
+    p: Law, q: Law | None, of: Drafting, known: Tensor, ends: Tensor, came: Tensor, chance: Tensor, figures: Tensor,
     largest: Tensor,
 ) -> None:  # fmt: skip
     """Write down what stands of the drafted tokens: p, the laws they were drawn from; q (B * (k - 1), V), of all but
