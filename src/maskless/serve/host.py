@@ -116,6 +116,7 @@ class Host:
             "parameters": sum(p.numel() for p in self.model.network.parameters()),
             "max_steps": self.limits.steps,
             "defaults": self.model.defaults,
+            "order": decide.settled(self.model, How(), self.length).order,
             "quality": self.model.quality,
         }
         if self.pictures:

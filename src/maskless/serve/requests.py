@@ -66,7 +66,7 @@ class Sampling(StrictBody):
     exact: Annotated[bool, Field(description=SAYS["exact"])] = False
     draft: Annotated[int | None, _whole("draft", 1)] = None
     revise: Annotated[int, _whole("revise", 0, 16)] = 0
-    stream: Annotated[bool, Field(description="Send each step as it is decided, as server-sent events.")] = False
+    stream: Annotated[bool, Field(description="Send each step as it is sampled, as server-sent events.")] = False
 
 
 class TextSampling(Sampling):
@@ -117,6 +117,9 @@ class StreamOptions(BaseModel):
     include_obfuscation: Literal[False] = False
 
 
+NO_EFFECT = {"best_of": 1, "frequency_penalty": 0, "logit_bias": {}, "presence_penalty": 0}
+
+
 class CompletionRequest(TextSampling):
     """What OpenAI's completions take, as far as it has a meaning here, and how to sample."""
 
@@ -143,8 +146,13 @@ class CompletionRequest(TextSampling):
     @model_validator(mode="before")
     @classmethod
     def _said(cls, given: Any) -> Any:
-        """Clients say null of what they leave open."""
-        return {k: v for k, v in given.items() if v is not None} if isinstance(given, dict) else given
+        """Clients send null for what they leave open, and some send what has no effect."""
+        if not isinstance(given, dict):
+            return given
+        for name, value in NO_EFFECT.items():
+            if given.get(name) not in (None, value):
+                raise ValueError(f"{name} is not supported: expected {value}, or nothing")
+        return {k: v for k, v in given.items() if v is not None}
 
 
 class PictureSampling(Sampling):
@@ -200,9 +208,9 @@ class FilledText(BaseModel):
     text: str
     tokens: list[int]
     pieces: list[str]
-    steps: Annotated[list[int], Field(description="The last step that decided each token, -1 where it was given.")]
+    steps: Annotated[list[int], Field(description="The last step that sampled each token, -1 where it was given.")]
     probabilities: Annotated[
-        list[float | None], Field(description="Of each decided token under the model, before temperature and top-p.")
+        list[float | None], Field(description="Of each sampled token under the model, before temperature and top-p.")
     ]
 
 
@@ -236,7 +244,7 @@ class PictureAnswer(BaseModel):
     seconds: float
     image: Annotated[str, Field(description="Base64 of a PNG file.")]
     tokens: list[list[int]]
-    came: Annotated[list[list[int]], Field(description="The step that decided each cell, -1 where it was given.")]
+    cell_steps: Annotated[list[list[int]], Field(description="The step that sampled each cell, -1 where it was given.")]
 
 
 class Choice(BaseModel):

@@ -1,4 +1,4 @@
-"""The endpoints that decide tokens: texts, completions as OpenAI's clients ask for them, and pictures.
+"""The endpoints that sample tokens: texts, completions as OpenAI's clients ask for them, and pictures.
 
 Long texts are read, and codecs work, in threads of their own, so that the event loop stays free.
 """
@@ -39,7 +39,7 @@ def text_routes(state: State) -> APIRouter:
     async def fill(request: Request, body: requests.FillRequest) -> Any:
         host = state.host(body.model)
         if body.text is not None:
-            template = await asyncio.to_thread(texts.from_template, host, texts.blanks(body.text))
+            template = await asyncio.to_thread(texts.from_template, host, texts.underscores(body.text))
         else:
             template = texts.from_tokens(host, body.tokens or [], body.spaced)
         return await _filled(state, request, host, template, body)
@@ -85,7 +85,7 @@ def picture_routes(state: State) -> APIRouter:
 
 def _check_rows(state: State, n: int) -> None:
     if n > state.limits.rows:
-        raise ValueError(f"n is {n}: expected at most {state.limits.rows} texts in a request")
+        raise ValueError(f"{n} texts: expected at most {state.limits.rows} in a request")
 
 
 async def _filled(state: State, request: Request, host: Host, template: Template, body: requests.TextSampling) -> Any:
@@ -102,7 +102,7 @@ async def _filled(state: State, request: Request, host: Host, template: Template
 
 
 async def _completed(state: State, request: Request, host: Host, body: requests.CompletionRequest) -> Any:
-    """Completions, whole or in chunks of what is decided without a hole."""
+    """Completions, whole or in chunks of what is sampled without a hole."""
     completion = await asyncio.to_thread(Completion, host, body)
     _check_rows(state, len(completion.prompts) * body.n)
     drafts = await asyncio.to_thread(completion.drafts, how_of(body))

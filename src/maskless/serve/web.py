@@ -184,6 +184,6 @@ def _first(error: RequestValidationError | ValidationError) -> str:
     place = ".".join(str(part) for part in first["loc"] if part != "body")
     message = first["msg"].removeprefix("Value error, ")
     given = first.get("input")
-    shown = f" (got {str(given)[:60]!r})" if isinstance(given, str | int | float | bool) else ""
+    shown = f" (got {repr(given)[:60]})" if isinstance(given, str | int | float | bool) else ""
     more = f", and {len(found) - 1} more" if len(found) > 1 else ""
     return f"{place[:100]}: {message}{shown}{more}" if place else f"{message}{more}"
