@@ -66,7 +66,7 @@ def from_image(host: Host, image: str, mask: Sequence[Sequence[bool]]) -> Canvas
     (h, w), codec = grid_of(host.model), host.codec
     H, W = h * codec.factor, w * codec.factor
     if h != w:
-        raise ValueError(f"{host.name} draws {w} x {h} cells: pictures can be sent to models of squares only")
+        raise ValueError(f"{host.name} draws {w} x {h} cells: images can only be sent to models with a square grid")
     if len({len(line) for line in mask}) != 1 or (len(mask), len(mask[0])) not in ((h, w), (H, W)):
         raise ValueError(f"mask: expected {h} rows of {w} cells, or {H} rows of {W} pixels")
     redrawn = np.array(mask, dtype=bool)
@@ -95,7 +95,7 @@ def read_image(text: str) -> np.ndarray:
     if size[0] * size[1] > PIXELS:
         raise ValueError(f"image: {size[0]} x {size[1]} pixels, expected at most {PIXELS:,} in all")
     if max(size) > NARROWEST * min(size):
-        raise ValueError(f"image: {size[0]} x {size[1]} pixels, expected sides that differ {NARROWEST} times at most")
+        raise ValueError(f"image: {size[0]} x {size[1]} pixels, expected an aspect ratio of at most {NARROWEST}")
     try:
         return decode(data)
     except ValueError as error:

@@ -19,7 +19,10 @@ from maskless.serve.state import State, how_of
 from maskless.serve.tickets import Steps, event
 
 STREAMS: dict[int | str, dict[str, Any]] = {
-    200: {"content": {"text/event-stream": {"schema": {"type": "string"}}}, "description": "The answer, or its steps."}
+    200: {
+        "content": {"text/event-stream": {"schema": {"type": "string"}}},
+        "description": "The response, or a stream of its steps.",
+    }
 }
 
 
@@ -53,7 +56,9 @@ def text_routes(state: State) -> APIRouter:
         some = [{"token": t, "text": host.piece(t), "probability": texts.rounded(p)} for t, p in found]
         return {"model": host.name, "position": body.position, "alternatives": some}
 
-    @router.post("/v1/completions", response_model=requests.CompletionAnswer, responses=STREAMS, summary="As OpenAI's")
+    @router.post(
+        "/v1/completions", response_model=requests.CompletionAnswer, responses=STREAMS, summary="OpenAI's completions"
+    )
     async def completions(request: Request, body: requests.CompletionRequest) -> Any:
         return await _completed(state, request, state.host(body.model), body)
 
@@ -65,13 +70,15 @@ def picture_routes(state: State) -> APIRouter:
     router = APIRouter(tags=["pictures"])
 
     @router.post(
-        "/v1/pictures", response_model=requests.PictureAnswer, responses=STREAMS, summary="Draw a picture of a class"
+        "/v1/pictures", response_model=requests.PictureAnswer, responses=STREAMS, summary="Draw an image of a class"
     )
     async def draw(request: Request, body: requests.PictureRequest) -> Any:
         host = state.host(body.model, pictures=True)
         return await _drawn(state, request, host, pictures.empty(host), body)
 
-    @router.post("/v1/pictures/fill", response_model=requests.PictureAnswer, responses=STREAMS, summary="Redraw a part")
+    @router.post(
+        "/v1/pictures/fill", response_model=requests.PictureAnswer, responses=STREAMS, summary="Redraw part of an image"
+    )
     async def fill(request: Request, body: requests.PictureFillRequest) -> Any:
         host = state.host(body.model, pictures=True)
         if body.tokens is not None:

@@ -75,7 +75,7 @@ def drafts_of(host: Host, templates: Sequence[Template], how: How, n: int = 1) -
 def probe(host: Host, tokens: Sequence[int | None], position: int, k: int) -> Drafts:
     """A draft of one step that samples a single position, all other known tokens given, and keeps k alternatives."""
     if host.causal:
-        raise ValueError(f"{host.name} writes from left to right: alternatives need a model that knows both sides")
+        raise ValueError(f"{host.name} is autoregressive: alternatives need a model that sees both sides")
     template = from_tokens(host, tokens, [])
     L = len(tokens)
     if position >= L or L > host.length:
