@@ -1,9 +1,9 @@
-"""Animate how a text comes: a GIF in which tokens land in the order in which the model decided them.
+"""Animate how a text is written: a GIF in which tokens appear in the order in which they were sampled.
 
-python examples/animate.py runs/my "The [8] sat on [12]." --out filling.gif
-python examples/animate.py runs/my --steps 32 --out writing.gif
+python examples/animate.py stories "The [8] sat on [12]." --out filling.gif
+python examples/animate.py stories --steps 32 --out writing.gif
 
-A text with gaps is filled, without one a whole text is generated. Pictures have `maskless generate --gif`.
+The gaps of a text are filled; without a text, a new one is generated. For images: `maskless generate --gif`.
 """
 
 from __future__ import annotations
@@ -25,10 +25,10 @@ Place = tuple[float, int, float, str]  # left, top, width and text of a piece
 
 def main() -> None:
     parser = argparse.ArgumentParser(description="A GIF of a text model at work.")
-    parser.add_argument("model", help="a run or model folder: `maskless train --text my.txt --out runs/my` makes one")
+    parser.add_argument("model", help="a shipped model such as stories, or the folder of a run or model")
     parser.add_argument("text", nargs="?", help="a text with gaps, such as 'The [8] sat on [12].'")
     parser.add_argument("--out", type=Path, default=Path("filling.gif"), help="the GIF to write (filling.gif)")
-    parser.add_argument("--steps", type=int, help="network calls (32 or fewer)")
+    parser.add_argument("--steps", type=int, help="network calls (default: as suits the model)")
     parser.add_argument("--seed", type=int, default=0, help="another seed gives another text (0)")
     parser.add_argument("--top-p", type=float, default=0.9, help="draw from the nucleus of this probability (0.9)")
     parser.add_argument("--width", type=int, default=640, help="pixels (640)")
@@ -86,7 +86,8 @@ def frames(at: list[list[Place]], landed: list[list[int]], steps: list[int], wid
     height = max((top for own in at for _, top, _, _ in own), default=MARGIN) + LINE + MARGIN
     known = {position for position, step in enumerate(steps) if step < 0}
     given, made = frozenset(known), []
-    for new in [[], *landed, []]:
+    seen = [new for new in landed if any(at[position] for position in new)]  # no frame for padding alone
+    for new in [[], *seen, []]:
         known.update(new)
         frame = Image.new("RGB", (width, height), PAPER)
         draw = ImageDraw.Draw(frame)

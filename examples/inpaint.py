@@ -1,8 +1,9 @@
-"""Inpaint: draw a part of a picture anew, in several ways, side by side in one PNG.
+"""Inpaint: redraw part of an image several times, side by side in one PNG.
 
-python examples/inpaint.py runs/photos cat.png --box 16,0,48,32 --label cat --out ways.png
+python examples/inpaint.py cifar10 --label horse
+python examples/inpaint.py runs/photos cat.png --box 16,0,48,32 --label cat --out samples.png
 
-Without a picture the model draws one of the label first.
+Without an image, the model draws one of the label first.
 """
 
 from __future__ import annotations
@@ -20,14 +21,20 @@ from maskless.codec.vq import ImageCodec
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description="Draw a part of a picture anew with an image model.")
-    parser.add_argument("model", help="a run or model folder of images: docs/images.md says how to make one")
-    parser.add_argument("picture", nargs="?", type=Path, help="a picture; its middle is brought to the model's size")
-    parser.add_argument("--box", help="LEFT,TOP,RIGHT,BOTTOM in pixels of the model's size: what is drawn (middle)")
+    parser = argparse.ArgumentParser(description="Redraw part of an image with an image model.")
+    parser.add_argument(
+        "model", help="a shipped model such as cifar10, or the folder of a run or model (docs/images.md)"
+    )
+    parser.add_argument(
+        "picture", nargs="?", type=Path, help="an image; its middle square is resized to the model's size"
+    )
+    parser.add_argument(
+        "--box", help="LEFT,TOP,RIGHT,BOTTOM in pixels of the model's size: what to redraw (the middle)"
+    )
     parser.add_argument("--label", help="its class, by name")
-    parser.add_argument("--ways", type=int, default=4, help="how many (4)")
-    parser.add_argument("--guidance", type=float, default=0.0, help="how far to go beyond the class's own logits (0)")
-    parser.add_argument("--out", type=Path, default=Path("ways.png"), help="the PNG to write (ways.png)")
+    parser.add_argument("--n", type=int, default=4, help="samples (4)")
+    parser.add_argument("--guidance", type=float, help="guidance scale (default: the model's)")
+    parser.add_argument("--out", type=Path, default=Path("samples.png"), help="the PNG to write (samples.png)")
     given = parser.parse_args()
     try:
         model = maskless.load(given.model)
@@ -37,18 +44,21 @@ def main() -> None:
         before = drawn(model, given.label) if given.picture is None else Image.open(given.picture)
         before = ImageOps.fit(before.convert("L" if model.codec.channels == 1 else "RGB"), (width, height))
         known = outside(given.box, width, height)
-        how = {"known": known, "label": given.label, "guidance": given.guidance}
-        after = [maskless.fill(model, before, seed=seed, **how).image for seed in range(given.ways)]
+        how = {"known": known, "label": given.label} | ({} if given.guidance is None else {"guidance": given.guidance})
+        after = []
+        for seed in range(given.n):
+            after.append(maskless.fill(model, before, seed=seed, **how).image)
+            print(f"sample {seed + 1} of {given.n}")
         sheet = torch.from_numpy(np.stack([np.asarray(image.convert("RGB")) for image in (before, *after)]))
-        names = ["before", *(f"way {i + 1}" for i in range(given.ways))]
+        names = ["before", *(f"sample {i + 1}" for i in range(given.n))]
         pictures.grid(sheet, given.out, labels=names, columns=len(names))
-        print(f"{given.out}: the picture, and {given.ways} ways to draw {int((~known).sum())} pixels of it anew")
+        print(f"{given.out}: the image, and {given.n} samples of {int((~known).sum())} of its pixels")
     except (ValueError, OSError) as error:
-        parser.error(str(error))
+        parser.error(f"{error.filename}: {error.strerror}" if isinstance(error, FileNotFoundError) else str(error))
 
 
 def drawn(model: maskless.Model, label: str | None) -> Image.Image:
-    """A picture of the label, or of the first class."""
+    """An image of the label, or of the first class."""
     (picture,) = maskless.generate(model, **({"n": 1} if label is None else {"labels": [label]}))
     return picture.image
 
@@ -62,7 +72,7 @@ def outside(box: str | None, width: int, height: int) -> np.ndarray:
     except ValueError:
         raise ValueError(f"box {box!r}: expected LEFT,TOP,RIGHT,BOTTOM") from None
     if not (0 <= left < right <= width and 0 <= top < bottom <= height):
-        raise ValueError(f"box {box!r} does not lie in a picture of {width} x {height} pixels")
+        raise ValueError(f"box {box!r} does not lie in an image of {width} x {height} pixels")
     known = np.ones((height, width), dtype=bool)
     known[top:bottom, left:right] = False
     return known

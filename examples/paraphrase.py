@@ -1,9 +1,9 @@
-"""Paraphrase by resampling: keep every n-th word, draw the rest anew around them, and again with other words.
+"""Paraphrase by resampling: keep every n-th word, resample the rest around them, and repeat with other words.
 
-python examples/paraphrase.py runs/my "It was a bright cold day in April." --keep 3 --rounds 4
+python examples/paraphrase.py stories "One day, a little dog saw a big red ball in the park." --keep 2 --rounds 4
 
-A left-to-right model cannot do this: the words that stay are on both sides of those that are drawn. With --keep 2 the
-text changes slowly, with larger numbers it soon goes its own way.
+A left-to-right model cannot do this: there are fixed words on both sides of those that are resampled. With --keep 2 the
+text changes slowly; with larger numbers it soon drifts.
 """
 
 from __future__ import annotations
@@ -17,15 +17,15 @@ from maskless.codec.text import TextCodec
 
 def main() -> None:
     parser = argparse.ArgumentParser(description="Paraphrase a text with a text model.")
-    parser.add_argument("model", help="a run or model folder: `maskless train --text my.txt --out runs/my` makes one")
-    parser.add_argument("text", help="what to begin with")
+    parser.add_argument("model", help="a shipped model such as stories, or the folder of a run or model")
+    parser.add_argument("text", help="the text to start from")
     parser.add_argument("--keep", type=int, default=3, help="every n-th word stays, others in each round (3)")
-    parser.add_argument("--rounds", type=int, default=4, help="how often (4)")
+    parser.add_argument("--rounds", type=int, default=4, help="rounds (4)")
     parser.add_argument("--top-p", type=float, default=0.9, help="draw from the nucleus of this probability (0.9)")
     given = parser.parse_args()
     try:
         if given.keep < 2:
-            raise ValueError(f"keep {given.keep} is out of range: expected 2 or more, so that something is drawn")
+            raise ValueError(f"keep {given.keep} is out of range: expected 2 or more, so that something is resampled")
         model = maskless.load(given.model)
         if not isinstance(model.codec, TextCodec):
             raise ValueError(f"{given.model} has no tokenizer: expected a text model")
@@ -46,7 +46,7 @@ def template(codec: TextCodec, text: str, keep: int, first: int) -> str:
         if number % keep != first:
             gap += len(codec.encode(f" {word}"))
             continue
-        literal = re.sub(r"\[(\d+)\]", r"\\[\1]", word)  # a word that looks like a gap stays a word
+        literal = re.sub(r"\[(\d+)\]", r"\\[\1]", word)  # what looks like a gap stays literal
         parts += [f"[{gap}]", literal] if gap else [literal]
         gap = 0
     return " ".join([*parts, f"[{gap}]"] if gap else parts)

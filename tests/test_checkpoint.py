@@ -192,8 +192,8 @@ def test_a_mistyped_folder_is_named_with_those_that_are_here_and_the_hub_is_not_
         ("runs/myy", "'runs/myy'; did you mean runs/my?"),
         ("runs/none", "'runs/none'; runs has my, other"),
         (f"{tmp_path}/runs/m", f"'{tmp_path}/runs/m'; did you mean {tmp_path}/runs/my?"),
-        ("run/my", "'run/my'; did you mean runs/my?; the hub did not give a model either: no connection"),
-        ("owner/name", "'owner/name'; the hub did not give a model either: no connection"),
+        ("run/my", "'run/my', and loading it from the hub failed (no connection); did you mean runs/my?"),
+        ("owner/name", "'owner/name', and loading it from the hub failed (no connection)"),
     ):
         with pytest.raises(ValueError, match=f"^{there}{re.escape(says)}$"):
             maskless.load(name)

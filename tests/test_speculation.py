@@ -251,9 +251,9 @@ def test_given_tokens_stay_and_spaces_are_kept(model):
     [
         ({"draft": 4}, "draft 4 goes with exact=True"),
         ({"exact": True, "draft": 0}, "draft 0 is out of range: expected 1 or more"),
-        ({"exact": True, "steps": 4}, "exact sampling settles steps and counts itself"),
-        ({"exact": True, "revise": 1}, "revise with exact sampling, which it would no longer be"),
-        ({"exact": True, "order": "confidence"}, "order confidence with exact sampling"),
+        ({"exact": True, "steps": 4}, "exact sampling sets steps and counts itself"),
+        ({"exact": True, "revise": 1}, "revise does not go with exact sampling"),
+        ({"exact": True, "order": "confidence"}, "order confidence does not go with exact sampling"),
     ],
 )
 def test_what_exact_sampling_excludes_is_named(model, how, says):

@@ -323,7 +323,7 @@ def _download(name: str) -> Path:
         raise ValueError(f"{name!r} is neither a model folder nor a hub id (owner/name){hint}") from None
     except (HfHubHTTPError, LocalEntryNotFoundError, OSError) as error:
         reason = str(error).strip().splitlines()[0]
-        raise ValueError(f"there is no folder {name!r}{hint}; the hub did not give a model either: {reason}") from None
+        raise ValueError(f"there is no folder {name!r}, and loading it from the hub failed ({reason}){hint}") from None
 
 
 def _models_in(folder: Path) -> list[Path]:

@@ -51,34 +51,34 @@ def check_positive(**numbers: int) -> None:
 class How:
     """How to sample; `generate` and `fill` take these as keywords."""
 
-    steps: int | None = choice(None, "Steps, at most one for each unknown token. Default: as suits the model.")
+    steps: int | None = choice(None, "Sampling steps, at most one per unknown token. Default: as suits the model.")
     seed: int = choice(0, "The same seed gives the same samples.")
-    temperature: float | None = choice(None, "0: always the most likely token. Default: 1.", least=0, zero="greedy")
-    top_k: int | None = choice(None, "Draw among the k most likely tokens.", least=1)
+    temperature: float | None = choice(
+        None, "Sampling temperature; 0: always the most likely token. Default: 1.", least=0, zero="greedy"
+    )
+    top_k: int | None = choice(None, "Sample among the k most likely tokens.", least=1)
     top_p: float | None = choice(None, "Top-p (nucleus) threshold.")
     order: str | None = choice(
         None,
         "Text: random, left, strands or confidence; images: halton, confidence, random, raster or regions. "
         "Default: as the model was trained.",
     )
-    strands: int | None = choice(None, "Parts of a text that are written in step, instead of order and steps.", least=1)
-    regions: int | None = choice(None, "Images: R x R parts that are drawn in step, each row by row.", least=1)
-    counts: str | None = choice(None, "How many tokens each step decides. Default: uniform, images arccos.", of=COUNTS)
-    guidance: float | None = choice(
-        None, "How far to go beyond the class's own logits. Default: 0 (none).", least=0, zero="none"
-    )
+    strands: int | None = choice(None, "Parts of a text written in parallel; replaces order and steps.", least=1)
+    regions: int | None = choice(None, "Images: R x R parts drawn in parallel, each row by row.", least=1)
+    counts: str | None = choice(None, "How many tokens each step samples. Default: uniform; images: arccos.", of=COUNTS)
+    guidance: float | None = choice(None, "Guidance scale. Default: 0 (none).", least=0, zero="none")
     schedule: str = choice("ramp", "Guidance schedule.", of=SCHEDULES)
     noise: float | None = choice(
-        None, "Confidence order: chance in it at first. Default: 0, images 5.", least=0, zero="none"
+        None, "Confidence order: initial randomness. Default: 0; images: 5.", least=0, zero="none"
     )
     warmup: int | None = choice(
-        None, "First steps at temperature 2. Default: 0, images 1.", least=0, zero="none", unit="steps"
+        None, "Initial steps at temperature 2. Default: 0; images: 1.", least=0, zero="none", unit="steps"
     )
-    refresh: int = choice(1, "Full context: encode all that is known in every r-th step only (not exact).", least=1)
-    exact: bool = choice(False, "Draw several tokens per round, with exactly the distribution of one token per step.")
-    draft: int | None = choice(None, "Exact: tokens drawn and checked together. Default: 16, or the strands.", least=1)
+    refresh: int = choice(1, "Full context: re-encode the known tokens only every r-th step (approximate).", least=1)
+    exact: bool = choice(False, "Sample several tokens per round, with exactly the distribution of one token per step.")
+    draft: int | None = choice(None, "Exact: tokens per draft. Default: 16, or the number of strands.", least=1)
     revise: int = choice(
-        0, "Revision rounds: the least likely tokens are decided again.", least=0, zero="none", unit="rounds"
+        0, "Revision rounds: the least likely tokens are resampled.", least=0, zero="none", unit="rounds"
     )
 
     def __post_init__(self) -> None:
@@ -93,16 +93,16 @@ class How:
         if self.strands is not None and (
             self.order not in (None, "strands") or self.steps is not None or self.counts not in (None, "uniform")
         ):
-            raise ValueError(f"strands {self.strands} settle order, steps and counts: expected none of them beside it")
+            raise ValueError(f"strands {self.strands} replace order, steps and counts: expected none of them as well")
         if self.regions is not None and self.order not in (None, "regions"):
             raise ValueError(f"regions {self.regions} with order {self.order!r}: expected the order regions, or none")
         if self.draft is not None and not self.exact:
             raise ValueError(f"draft {self.draft} goes with exact=True: expected both, or none")
         if self.exact and (self.steps is not None or self.counts not in (None, "uniform")):
-            raise ValueError("exact sampling settles steps and counts itself: expected none of them beside it")
+            raise ValueError("exact sampling sets steps and counts itself: expected neither of them")
         if self.exact and (self.order == "confidence" or self.revise or self.refresh > 1):
             what = "order confidence" if self.order == "confidence" else "revise" if self.revise else "refresh"
-            raise ValueError(f"{what} with exact sampling, which it would no longer be: expected one of the two")
+            raise ValueError(f"{what} does not go with exact sampling: expected one of the two")
         object.__setattr__(self, "seed", seed_of(self.seed))
 
     def with_defaults(self, of_model: Mapping[str, Any], unknown: int) -> How:

@@ -131,8 +131,8 @@ def test_the_mixture_goes_with_the_model(model, tmp_path):
     ("how", "says"),
     [
         ({"strands": 0}, "strands 0 is out of range: expected 1 or more"),
-        ({"strands": 2, "steps": 3}, "strands 2 settle order, steps and counts: expected none of them beside it"),
-        ({"strands": 2, "order": "random"}, "strands 2 settle order"),
+        ({"strands": 2, "steps": 3}, "strands 2 replace order, steps and counts: expected none of them as well"),
+        ({"strands": 2, "order": "random"}, "strands 2 replace order"),
         ({"order": "strands", "counts": "mdlm"}, "counts 'mdlm' with strands, which settle them"),
         ({"order": "strands", "steps": 25}, "steps 25 is out of range: expected 1 to 24"),
     ],

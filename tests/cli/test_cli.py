@@ -139,7 +139,7 @@ def test_a_filled_text_keeps_what_was_given(model, command):
 def test_evaluation_gives_the_likelihood_in_each_order(model, command):
     ended = command("evaluate", model, "--data", model / "data", "--sequences", 8, "--json")
     results = json.loads(ended.out)
-    exact = ["left to right", "8 strands", "8 strands, in step"]
+    exact = ["left to right", "8 strands", "8 strands, in parallel"]
     assert list(results) == ["any order", *exact, "gaps, given the rest"]
     for result in results.values():
         assert set(result) >= {"nats", "error", "sequences", "tokens", "perplexity", "perplexity_error"}

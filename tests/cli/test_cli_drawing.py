@@ -148,7 +148,14 @@ def test_a_box_of_which_the_model_sees_nothing_is_one_line(command, saved, tmp_p
     ("line", "said"),
     [
         (["generate", "stories", "--label", 0], "--label is for image models: this is a text model"),
-        (["generate", "stories", "--out", "a.png"], "--out a.png: texts go into a folder, a.png is a picture"),
+        (
+            ["generate", "stories", "--out", "a.png"],
+            "--out a.png: expected a folder for texts; to write them to a file",
+        ),
+        (
+            ["generate", "stories", "--out", "a.txt"],
+            "--out a.txt: expected a folder for texts; to write them to a file",
+        ),
         (["fill", "stories", "A [2].", "--label", 0], "--label is for image models: this is a text model"),
         (["fill", "stories", "A [2].", "--out", "a.png"], "--out is for image models: this is a text model"),
         (["fill", "stories", "A [2].", "--guidance", 2], "guidance 2.0 needs a network with class labels: this one"),

@@ -35,6 +35,13 @@ def test_more_tokens_at_once_lose_more(model):
     assert same.divergence == pytest.approx(few.divergence, rel=1e-4)
 
 
+def test_the_model_s_own_nucleus_is_left_out(model):
+    narrow = Model(model.network, model.codec, mixture=model.mixture, defaults={"top_p": 0.5})
+    own, said = (list(parallel(one, ["random"], [6], texts=4)) for one in (narrow, model))
+    assert own == said  # with the nucleus the divergence would be infinite
+    assert own[0].divergence is not None
+
+
 def test_the_command_prints_a_row_for_each(model, tmp_path, command):
     model.save_pretrained(tmp_path)
     asked = ("--what", "parallel", "--draft", "2,3", "--order", "random", "--texts", 2, "--json")

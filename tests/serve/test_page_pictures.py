@@ -124,6 +124,20 @@ def test_a_fast_stroke_skips_no_cell_and_a_brush_has_a_size(visit, server):
     expect(page.locator("#recent button")).to_have_count(2)
 
 
+def test_regions_are_drawn_in_parallel(visit):
+    page = visit()
+    page.get_by_role("tab", name="Pictures").click()
+    page.locator("#p-order").select_option("regions")
+    expect(page.locator("#p-steps-field")).to_be_hidden()
+    assert page.get_by_label("Regions").locator("option").all_text_contents() == ["2 × 2"]
+    with page.expect_request("**/v1/pictures") as asked:
+        page.locator("#draw").click()
+    assert (asked.value.post_data_json["regions"], asked.value.post_data_json.get("steps")) == (2, None)
+    expect(page.locator("#p-at")).to_have_text("step 4 of 4")  # a cell of each region per step
+    page.locator("#p-order").select_option("halton")
+    expect(page.locator("#p-steps-field")).to_be_visible()
+
+
 def test_a_picture_is_saved(visit, server, tmp_path):
     from PIL import Image
 

@@ -15,7 +15,7 @@ def test_each_strand_has_a_band_and_all_are_written_in_step(visit, chained, shot
     slide(page, "#strands", 2)
     fill(page, "anna has [12] and [8] .", steps=5)
     bands = page.locator("#text-view .strand")
-    expect(bands).to_have_count(5)  # at most five tokens each: three of the first blank, two of the second
+    expect(bands).to_have_count(5)  # at most five tokens each: three of the first gap, two of the second
     colours = bands.evaluate_all("(all) => all.map((x) => getComputedStyle(x).borderBottomColor)")
     assert len(set(colours)) == 5
     slide(page, "#scrub", 1)
@@ -26,32 +26,33 @@ def test_each_strand_has_a_band_and_all_are_written_in_step(visit, chained, shot
     expect(bands).to_have_count(0)
 
 
-def test_exact_rounds_show_what_was_refused(visit, chained, shots):
+def test_exact_rounds_show_what_was_rejected(visit, chained, shots):
     page = visit(chained.url)
     page.get_by_label("Order").first.select_option("random")
     page.get_by_label("Exact").check()
     expect(page.locator("#steps-field")).to_be_hidden()
     expect(page.get_by_label("Revision rounds")).to_be_disabled()
-    slide(page, "#draft", 8)
+    for name, value in {"#draft": 8, "#temperature": 0.9, "#top-p": 0.95}.items():
+        slide(page, name, value)
     page.locator("#prompt").fill("anna [20] .")
     with page.expect_request("**/v1/fill") as sent:
         page.locator("#go").click()
     expect(page.locator("#resample")).to_be_enabled()
     _, *steps, _ = chained.post("/v1/fill", sent.value.post_data_json | {"stream": True}).events
     rounds = len(steps)
-    text = sum(one["text"] != "" for _, step in steps for one in step["decided"])  # an end mark is none
+    text = sum(one["text"] != "" for _, step in steps for one in step["sampled"])  # an end mark is none
     assert text < 20
     said = f"{text} tokens in {rounds} rounds, {20 / rounds:.1f} tokens per round"
     expect(page.locator("#facts")).to_contain_text(said)
-    refused = 0
+    rejected = 0
     for number, (_, step) in enumerate(steps, 1):
         slide(page, "#scrub", number)
         expect(page.locator("#scrub-at")).to_have_text(f"round {number} of {rounds}")
-        marks = page.locator("#text-view [data-refused]")
-        shown = marks.evaluate_all("(all) => all.map((x) => [Number(x.dataset.i), x.dataset.refused])")
-        assert sorted(shown) == sorted([one["position"], one["text"].strip() or "¶"] for one in step["refused"])
-        refused += len(shown)
-    assert refused > 0
+        marks = page.locator("#text-view [data-rejected]")
+        shown = marks.evaluate_all("(all) => all.map((x) => [Number(x.dataset.i), x.dataset.rejected])")
+        assert sorted(shown) == sorted([one["position"], one["text"].strip() or "¶"] for one in step["rejected"])
+        rejected += len(shown)
+    assert rejected > 0
     slide(page, "#scrub", 1)
     page.screenshot(path=shots / "exact.png")
     page.get_by_label("Order").first.select_option("confidence")
@@ -113,7 +114,7 @@ def test_three_models_race_at_their_best_with_figures_of_quality(visit, chained,
     page.on("request", lambda one: bodies.update({one.post_data_json["model"]: one}) if one.post_data else None)
     page.get_by_role("tab", name="Race").click()
     page.locator("#prompt").fill("anna gives [12] to ___ .")
-    expect(page.locator("#race-note")).to_contain_text("cannot fill blanks")
+    expect(page.locator("#race-note")).to_contain_text("cannot fill gaps")
     page.locator("#many").select_option("1")
     page.locator("#go").click()
     expect(page.locator("#verdict")).to_have_text(re.compile(r"^\w+ was .*as fast as \w+ and .*as fast as \w+\.$"))
@@ -127,7 +128,7 @@ def test_three_models_race_at_their_best_with_figures_of_quality(visit, chained,
     assert shown == [["Gen-PPL 4.6"], ["Gen-PPL 9.8"], []]
     expect(page.locator(".lane").nth(1)).to_contain_text("6 steps + ")
     page.screenshot(path=shots / "race-three.png")
-    page.get_by_label("Best settings of each").uncheck()
+    page.get_by_label("Best settings").uncheck()
     expect(page.locator(".quality:visible")).to_have_count(0)  # the figures hold for those settings alone
     page.get_by_label("Order").first.select_option("random")
     slide(page, "#steps", 9)
@@ -136,6 +137,74 @@ def test_three_models_race_at_their_best_with_figures_of_quality(visit, chained,
     until(page, lambda: len(bodies) == 3)
     sent = {name: one.post_data_json for name, one in bodies.items()}
     assert [sent[name].get("steps") for name in ("chain", "mdlm", "causal")] == [9, 9, None]
+
+
+def described(page, **how):
+    """Let the page be told other things of the first model than the server would say."""
+
+    def tell(route):
+        models = route.fetch().json()
+        models["data"][0] |= how
+        route.fulfill(json=models)
+
+    page.route("**/v1/models", tell)
+    page.reload()
+    expect(page.locator("body[data-ready]")).to_have_count(1)
+
+
+def test_a_chain_races_in_strands_beside_its_own_settings(visit, chained, shots):
+    page = visit(chained.url)
+    described(page, defaults={"top_p": 0.9}, quality="Gen-PPL 1.9 (8 strands: 3.8)")
+    bodies = []
+    page.on("request", lambda one: bodies.append(one.post_data_json) if one.post_data else None)
+    page.get_by_role("tab", name="Race").click()
+    names = page.locator(".lane:visible h2").evaluate_all("(all) => all.map((x) => x.firstChild.data)")
+    assert names == ["PGM", "PGM, 8 strands", "MDLM", "AR"]
+    shown = [lane.locator(".quality:visible").all_text_contents() for lane in page.locator(".lane").all()]
+    assert shown == [["Gen-PPL 1.9"], ["Gen-PPL 3.8"], ["Gen-PPL 9.8"], []]
+    page.locator("#prompt").fill("anna")
+    page.locator("#go").click()
+    expect(page.locator("#verdict")).to_contain_text("PGM with 8 strands")
+    expect(page.locator(".lane.won")).to_have_count(1)
+    sent = [(one["model"], one.get("strands")) for one in bodies]
+    assert sorted(sent, key=str) == [("causal", None), ("chain", 8), ("chain", None), ("mdlm", None)]
+    assert page.locator(".lane").nth(1).locator(".strand").count() == 8
+    assert page.locator(".lane [role=button]").count() == 0  # nothing happens at a click
+    page.screenshot(path=shots / "race-strands.png", full_page=True)
+    page.get_by_label("Best settings").uncheck()
+    expect(page.locator(".lane:visible")).to_have_count(3)  # all have the same settings then
+    expect(page.locator(".lane .tok, .lane.won")).to_have_count(0)  # and what was made with others is gone
+
+
+def controls(page, names):
+    return page.evaluate("(all) => all.map((name) => document.getElementById(name).value)", names)
+
+
+def test_the_controls_begin_with_the_model_s_own_settings(visit, chained):
+    page = visit(chained.url)
+    names = ["order", "strands", "steps", "temperature", "top-p", "revise"]
+    assert controls(page, names)[:2] == ["strands", "2"]  # 2 ** 2 of them
+    page.get_by_label("Model", exact=True).select_option("mdlm")
+    assert controls(page, names) == ["random", "0", "6", "1", "0.9", "2"]
+    described(page, defaults={"top_p": 0.8, "temperature": 0.7}, order="strands")
+    assert controls(page, names)[3:] == ["0.7", "0.8", "0"]
+
+
+def test_what_stands_behind_the_end_of_a_text_is_not_shown(visit):
+    found = visit().evaluate(ENDED)
+    assert found == {"shown": [" the", " end", "."] * 3 + [""], "lines": 1, "next": False}
+
+
+ENDED = """async () => {
+    const { TextView } = await import("/page/text_view.js");
+    const view = new TextView(document.getElementById("text-view")), open = Array(60).fill(null);
+    view.open({ tokens: open, pieces: open, spaced: [], lead: 0, steps: 60, unknown: 60 });
+    open.forEach((_, i) => view.land(i, 1, i < 9 ? [" the", " end", "."][i % 3] : "", 0.5, i));
+    view.release();
+    const shown = view.spans.flatMap((span, i) => span.offsetParent ? [view.pieces[i]] : []);
+    view.lay();
+    return { shown, lines: view.element.children.length, next: view.has(10) };
+}"""
 
 
 CELLS = {"Two groups": 72, "Chain": 66, "Strands": 54}  # of 12 tokens: 2 * 6 * 6, 12 * 11 / 2, 3 * (3 + 6 + 9)

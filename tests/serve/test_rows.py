@@ -235,9 +235,9 @@ def test_large_batches_are_cut_to_what_fits(models):
     assert len(groups) > 1
 
 
-def test_blanks_are_gaps():
-    assert texts.blanks("a ___ b _____.") == "a [3] b [5]."
-    assert texts.blanks(r"a \___ b __ [2]") == "a ___ b __ [2]"
+def test_underscores_are_gaps():
+    assert texts.underscores("a ___ b _____.") == "a [3] b [5]."
+    assert texts.underscores(r"a \___ b __ [2]") == "a ___ b __ [2]"
 
 
 def test_pieces_read_as_the_text_does(host):
@@ -270,8 +270,8 @@ def test_what_was_kept_of_a_sent_picture_comes_back(models):
     after = read(answer["image"])
     kept = ~np.array(mask)
     assert (after[kept] == before[kept]).all()
-    assert (np.array(answer["came"])[kept] == -1).all()
-    assert (np.array(answer["came"])[~kept] >= 0).all()
+    assert (np.array(answer["cell_steps"])[kept] == -1).all()
+    assert (np.array(answer["cell_steps"])[~kept] >= 0).all()
 
 
 EXACT = [{}, {"draft": 3, "order": "random", "top_p": 0.9}, {"strands": 2}]

@@ -61,7 +61,7 @@ def test_a_stream_tells_each_step_and_then_the_whole(server, how):
     seen = 0
     for number, (name, step) in enumerate(steps):
         assert (name, step["step"]) == ("step", number)
-        for one in step["decided"]:
+        for one in step["sampled"]:
             assert tokens[one["row"]][one["position"]] is None
             tokens[one["row"]][one["position"]] = one["token"]
             assert 0 < one["probability"] <= 1
@@ -74,7 +74,7 @@ def test_each_token_is_told_with_the_step_of_its_own_text(server):
     """Counts are drawn for each text, and may be 0: then texts are at different steps at the same time."""
     body = {"text": "anna [9] the ___ .", "steps": 9, "seed": 2, "n": 5, "counts": "mdlm", "stream": True}
     _, *steps, (_, done) = server.post("/v1/fill", body).events
-    told = {(one["row"], one["position"]): step["step"] for _, step in steps for one in step["decided"]}
+    told = {(one["row"], one["position"]): step["step"] for _, step in steps for one in step["sampled"]}
     came = {
         (row, i): step for row, text in enumerate(done["texts"]) for i, step in enumerate(text["steps"]) if step >= 0
     }
@@ -91,13 +91,13 @@ def test_revisions_are_those_of_the_library_and_of_the_stream(server, models):
     assert opening["steps"] == whole["steps"] == len(steps) == 8 + 1 + 1 + 1
     assert whole["revision_steps"] == 3
     assert [step["step"] for _, step in steps] == list(range(len(steps)))
-    last = {one["position"]: (step["step"], one) for _, step in steps for one in step["decided"]}
+    last = {one["position"]: (step["step"], one) for _, step in steps for one in step["sampled"]}
     (text,) = done["texts"]
     assert text == whole["texts"][0]
     for i, (step, one) in last.items():
         assert (step, one["token"]) == (text["steps"][i], text["tokens"][i])
         assert one["probability"] == text["probabilities"][i]
-    assert sum(len(step["decided"]) for _, step in steps) > len(last) == 19
+    assert sum(len(step["sampled"]) for _, step in steps) > len(last) == 19
 
 
 def test_alternatives_are_probabilities_that_fall(server):
@@ -265,7 +265,7 @@ def test_pictures_are_drawn_filled_and_streamed(server, models):
     body = {"tokens": holes, "label": 1, "seed": 8, "steps": 4, "frames": True, "stream": True}
     (_, opening), *steps, (_, done) = server.post("/v1/pictures/fill", body).events
     assert opening["known"] == [[x <= 1 for x in range(4)]] * 4
-    assert sum(len(step["decided"]) for _, step in steps) == 8
+    assert sum(len(step["sampled"]) for _, step in steps) == 8
     assert all(base64.b64decode(step["image"]).startswith(b"\x89PNG") for _, step in steps)
     assert [line[:2] for line in done["tokens"]] == [line[:2] for line in drawn["tokens"]]
     mask = [[False, False, True, True]] * 4
@@ -290,19 +290,19 @@ def test_a_stream_says_which_strand_a_position_is_in(chained):
     assert chained.post("/v1/fill", body | {"strands": None, "order": "random"}).events[0][1]["strands"] is None
 
 
-def test_a_stream_of_exact_rounds_has_what_was_refused(chained):
+def test_a_stream_of_exact_rounds_has_what_was_rejected(chained):
     body = {"text": "anna [20] .", "exact": True, "draft": 8, "order": "random", "stream": True}
     (_, opening), *steps, (_, done) = chained.post("/v1/fill", body).events
     assert opening["draft"] == 8
     (text,) = done["texts"]
-    drafted = [len(step["decided"]) + len(step["refused"]) for _, step in steps]
+    drafted = [len(step["sampled"]) + len(step["rejected"]) for _, step in steps]
     assert len(steps) < 20 < sum(drafted)  # several tokens in a round, and some that did not stand
     for _, step in steps:
-        for one in step["refused"]:
+        for one in step["rejected"]:
             came = text["steps"][one["position"]]
             assert came > step["step"] or text["tokens"][one["position"]] != one["token"]
     assert all(
-        "refused" not in step for _, step in chained.post("/v1/fill", body | {"exact": False, "draft": None}).events
+        "rejected" not in step for _, step in chained.post("/v1/fill", body | {"exact": False, "draft": None}).events
     )
 
 
@@ -311,6 +311,7 @@ def test_a_model_says_how_good_it_is_and_with_what(chained):
     assert (chain["quality"], chain["defaults"]) == ("Gen-PPL 4.6", {"strands": 4})
     assert (chain["exact"], mdlm["exact"], causal["exact"]) == (True, False, False)
     assert (causal["quality"], causal["defaults"]) == (None, {})
+    assert (chain["order"], mdlm["order"], causal["order"]) == ("strands", "random", "left")
 
 
 def test_health_models_and_the_schema(server):

@@ -114,7 +114,7 @@ def test_workers_end_with_the_process_that_started_them(serving):
         (["--devices", "cpu,toaster"], "device 'toaster' cannot be used: expected cpu"),
         (["--devices", "cpu,"], "device '' cannot be used"),
         (["--devices", "cpu,4096"], "device 'cuda:4096' cannot be used"),
-        (["--devices", "cpu,cpu", "--device", "cpu"], "contradict"),
+        (["--devices", "cpu,cpu", "--device", "cpu"], "expected one of the two"),
         (["nowhere", "--devices", "cpu,cpu"], "nowhere"),
     ],
 )

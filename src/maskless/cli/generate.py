@@ -138,8 +138,8 @@ def _write(model: Model, to: Path, n: int, resume: bool, **how: Any) -> None:
     from maskless.train.processes import processes
 
     check_places(to)
-    if to.suffix.lower() == ".png":
-        raise ValueError(f"--out {to}: texts go into a folder, {to.name} is a picture")
+    if to.suffix.lower() in (".png", ".txt", ".md", ".json", ".jsonl"):
+        raise ValueError(f"--out {to}: expected a folder for texts; to write them to a file, redirect stdout: > FILE")
     if to.exists() and not to.is_dir():
         raise ValueError(f"{to} is a file: expected a folder for texts")
     with show.watching("generating", model.text_codec.marks) as on_step:

@@ -24,26 +24,28 @@ def serve(
         str | None,
         typer.Argument(help="A run or model folder, a hub id, or a released file. Default: the shipped models."),
     ] = None,
-    mdlm: Annotated[str | None, typer.Option(help="A second text model, to race against the first.")] = None,
-    ar: Annotated[str | None, typer.Option(help="A left-to-right text model, to race against them.")] = None,
+    mdlm: Annotated[str | None, typer.Option(help="A second text model, for the race.")] = None,
+    ar: Annotated[str | None, typer.Option(help="An autoregressive text model, for the race.")] = None,
     pictures: Annotated[str | None, typer.Option(help="An image model.")] = None,
-    host: Annotated[str, typer.Option(help="0.0.0.0 lets other machines in: give an --api-key then.")] = "127.0.0.1",
-    port: Annotated[int, typer.Option(help="0: any that is free.")] = 8000,
+    host: Annotated[
+        str, typer.Option(help="Address to listen on. 0.0.0.0 lets other machines in: set an --api-key.")
+    ] = "127.0.0.1",
+    port: Annotated[int, typer.Option(help="Port; 0: any free one.")] = 8000,
     api_key: Annotated[
-        str | None, typer.Option(envvar="MASKLESS_API_KEY", help="What requests must bring as a bearer token.")
+        str | None, typer.Option(envvar="MASKLESS_API_KEY", help="Key that requests must send as a bearer token.")
     ] = None,
-    queue: Annotated[int, typer.Option(help="Requests that may wait for a slot.")] = 64,
-    batch: Annotated[int, typer.Option(help="Texts that are computed together; 1: one after the other.")] = 64,
-    max_length: Annotated[int, typer.Option(help="Tokens of a text; at most the model's context.")] = 4096,
-    max_steps: Annotated[int, typer.Option(help="Steps of a request.")] = 1024,
-    timeout: Annotated[float, typer.Option(help="Seconds from a request's arrival to its end.")] = 60.0,
+    queue: Annotated[int, typer.Option(help="Most waiting requests, per model.")] = 64,
+    batch: Annotated[int, typer.Option(help="Most texts in a batch; 1: one at a time.")] = 64,
+    max_length: Annotated[int, typer.Option(help="Most tokens of a text, within the model's context.")] = 4096,
+    max_steps: Annotated[int, typer.Option(help="Most steps of a request.")] = 1024,
+    timeout: Annotated[float, typer.Option(help="Time limit of a request, in seconds.")] = 60.0,
     device: DEVICE = None,
     devices: Annotated[
         str | None,
-        typer.Option(help="Several, with a process for each: 0,1 or cuda:0,cuda:1 or cpu,cpu.", metavar="LIST"),
+        typer.Option(help="Several devices, a process for each: 0,1 or cuda:0,cuda:1 or cpu,cpu.", metavar="LIST"),
     ] = None,
 ) -> None:
-    """Serve a live page and an API, on this machine only unless you say otherwise.
+    """Serve a live page and an HTTP API, to this machine only unless --host says otherwise.
 
     maskless serve
 
@@ -68,7 +70,7 @@ def serve(
         _serve_here(named, limits, address, device, worker)
         return
     if device is not None:
-        raise ValueError(f"device {device} and devices {devices} contradict: expected one of them")
+        raise ValueError(f"device {device} and devices {devices}: expected one of the two")
     raise typer.Exit(supervise(chosen, address, lambda page: _say_open(page, chosen, address), show.note))
 
 
@@ -93,7 +95,7 @@ def _serve_here(named: list[str], limits: Limits, address: Address, device: str 
 def _say_open(page: str, what: list[str], address: Address) -> None:
     say(f"{page}  ({', '.join(what)}; Ctrl-C stops)")
     if not address.local and address.key is None:
-        show.err.print("Anyone who reaches this machine can use it: give an --api-key.", highlight=False)
+        show.err.print("Anyone who can reach this machine can use it: set an --api-key.", highlight=False)
 
 
 def shipped_models() -> list[str]:

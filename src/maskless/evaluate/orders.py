@@ -45,15 +45,15 @@ NAMES = TEXT_ORDERS
 STRANDS = 8  # of the strands that are measured by default
 ANY_ORDER = "any order (bound)"  # of images
 IMAGE_ORDERS = ("random", "halton", "raster", "regions")  # all but confidence, which is found on the way
-EXACT = ("left to right", f"{STRANDS} strands", f"{STRANDS} strands, in step")
+EXACT = ("left to right", f"{STRANDS} strands", f"{STRANDS} strands, in parallel")
 
 
 @torch.no_grad()
 def exactly(network: Network, tokens: Tensor, counted: Tensor, way: str, *, lead: int) -> Tensor:
     """-log p of each sequence, exactly, along an order.  (B, L) -> (B,) float64
 
-    way: one of `EXACT`. Strands have each token depend on all before it, or (in step, as they are drawn) only on those
-    of the steps before. lead: so many tokens begin every row, and every order.
+    way: one of `EXACT`. In strands each token depends on all before it, or (in parallel, as they are sampled) only on
+    those of the steps before. lead: so many tokens begin every row, and every order.
     """
     B, L = tokens.shape
     known = (torch.arange(L) < lead).expand(B, L)

@@ -42,7 +42,11 @@ def parallel(
     on_batch: Callable[[int], None] | None = None,
     **how: Any,
 ) -> Iterator[Parallel]:
-    """Figures of exact texts for each order and size of a draft; of strands there are as many as a draft has tokens."""
+    """Figures of exact texts for each order and size of a draft; of strands there are as many as a draft has tokens.
+
+    The draw is the model's own distribution unless `how` says otherwise: what a nucleus rules out has an infinite KL.
+    """
+    how = {"temperature": 1.0} | how
     L, lead = model.config.length if length is None else length, torch.tensor(model.lead, dtype=torch.long)
     for order in orders:
         for size in sizes:

@@ -105,7 +105,7 @@ class Batcher:
                 self._tell([job for job in self.jobs if job.gone and job not in self.slots])
             if (waiting := self._waiting) >= self.queue:
                 self.counts.refused += 1
-                raise BusyError(f"the queue is full: {waiting} requests wait already, try again in a moment")
+                raise BusyError(f"the queue is full ({waiting} waiting): try again in a moment")
             self.jobs.append(job)
             self.changed.notify()
 

@@ -31,7 +31,7 @@ class Completion:
         self.stops = [body.stop] if isinstance(body.stop, str) else [stop for stop in body.stop or [] if stop]
 
     def drafts(self, how: How) -> Drafts:
-        """What is to be decided: n times each prompt."""
+        """What is to be sampled: n times each prompt."""
         return texts.drafts_of(self.host, self.templates, how, self.body.n)
 
     def answer(self, drafts: Drafts) -> dict[str, Any]:
@@ -48,11 +48,11 @@ class Completion:
         given = sum(sum(one.known) - len(self.host.lead) for one in self.templates)
         marks = self.host.text.marks
         written = (self._own(index, tokens) for index, tokens in enumerate(drafts.tokens.tolist()))
-        decided = sum(token not in marks for own in written for token in own)
-        return {"prompt_tokens": given, "completion_tokens": decided, "total_tokens": given + decided}
+        sampled = sum(token not in marks for own in written for token in own)
+        return {"prompt_tokens": given, "completion_tokens": sampled, "total_tokens": given + sampled}
 
     def chunk(self, index: int, drafts: Drafts) -> bytes | None:
-        """What can be said by now: the text as far as it is decided without a hole."""
+        """What can be said by now: the text as far as it is sampled without a hole."""
         came = drafts.came[index].tolist()  # first: a token stands before its step is noted
         hole, tokens = next((i for i in self._gap(index) if came[i] < 0), None), drafts.tokens[index].tolist()
         if hole is None or self.body.revise or self.body.logprobs is not None:

@@ -68,7 +68,7 @@ class Host:
     def __init__(self, name: str, model: Model, limits: Limits, share: FairShare | None = None):
         self.name, self.model, self.limits, self.created = name, model.eval(), limits, int(time.time())
         if model.codec is None:
-            raise ValueError(f"the model {name} brings no tokenizer or codec: convert it with one first")
+            raise ValueError(f"the model {name} has no tokenizer or codec: convert it with one first")
         backend = slots_of(model.network, int(model.config.length))
         batch = min(limits.batch, backend.room) if isinstance(backend, Slots) else limits.batch
         self.batcher = Batcher(name, backend, self.vocab, batch=batch, queue=limits.queue, share=share)
@@ -116,6 +116,7 @@ class Host:
             "parameters": sum(p.numel() for p in self.model.network.parameters()),
             "max_steps": self.limits.steps,
             "defaults": self.model.defaults,
+            "order": decide.settled(self.model, How(), self.length).order,
             "quality": self.model.quality,
         }
         if self.pictures:

@@ -70,7 +70,7 @@ def merged(texts: Mapping[int, str]) -> str:
 
 def _hosts(hosts: list[Host]) -> list[str]:
     figures = (
-        ("tokens_total", "counter", "Tokens decided.", lambda b: b.counts.tokens),
+        ("tokens_total", "counter", "Tokens sampled.", lambda b: b.counts.tokens),
         ("steps_total", "counter", "Calls of the network.", lambda b: b.counts.steps),
         ("batched_rows_total", "counter", "Rows in all calls of the network.", lambda b: b.counts.rows),
         ("step_seconds_total", "counter", "Time spent in steps.", lambda b: round(b.counts.seconds, 6)),

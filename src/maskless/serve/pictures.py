@@ -25,7 +25,7 @@ from maskless.images import class_ids, grid_drafts, grid_of
 from maskless.logits import row_keys
 from maskless.pictures import nearest_known
 from maskless.serve.host import Host
-from maskless.serve.texts import decided
+from maskless.serve.texts import sampled
 
 FORMATS = {b"\x89PNG\r\n\x1a\n": "PNG", b"\xff\xd8\xff": "JPEG"}  # by their first bytes
 PIXELS = 1 << 22  # of a picture that is sent
@@ -66,7 +66,7 @@ def from_image(host: Host, image: str, mask: Sequence[Sequence[bool]]) -> Canvas
     (h, w), codec = grid_of(host.model), host.codec
     H, W = h * codec.factor, w * codec.factor
     if h != w:
-        raise ValueError(f"{host.name} draws {w} x {h} cells: pictures can be sent to models of squares only")
+        raise ValueError(f"{host.name} draws {w} x {h} cells: images can only be sent to models with a square grid")
     if len({len(line) for line in mask}) != 1 or (len(mask), len(mask[0])) not in ((h, w), (H, W)):
         raise ValueError(f"mask: expected {h} rows of {w} cells, or {H} rows of {W} pixels")
     redrawn = np.array(mask, dtype=bool)
@@ -95,7 +95,7 @@ def read_image(text: str) -> np.ndarray:
     if size[0] * size[1] > PIXELS:
         raise ValueError(f"image: {size[0]} x {size[1]} pixels, expected at most {PIXELS:,} in all")
     if max(size) > NARROWEST * min(size):
-        raise ValueError(f"image: {size[0]} x {size[1]} pixels, expected sides that differ {NARROWEST} times at most")
+        raise ValueError(f"image: {size[0]} x {size[1]} pixels, expected an aspect ratio of at most {NARROWEST}")
     try:
         return decode(data)
     except ValueError as error:
@@ -124,13 +124,13 @@ def opening(host: Host, canvas: Canvas, drafts: Drafts) -> dict[str, Any]:
 
 
 def landing(host: Host, image: str | None, step: Step) -> dict[str, Any]:
-    """What a step decided, perhaps with a picture of what is known by now."""
+    """What a step sampled, perhaps with a picture of what is known by now."""
     _, w = grid_of(host.model)
     cells = [
         {"row": (place - 1) // w, "column": (place - 1) % w, "token": token, "probability": p}
-        for _, place, token, p in decided(step)
+        for _, place, token, p in sampled(step)
     ]
-    return {"step": step.number, "decided": cells} | ({} if image is None else {"image": image})
+    return {"step": step.number, "sampled": cells} | ({} if image is None else {"image": image})
 
 
 def answer(host: Host, canvas: Canvas, drafts: Drafts, seconds: float) -> dict[str, Any]:
@@ -146,7 +146,7 @@ def answer(host: Host, canvas: Canvas, drafts: Drafts, seconds: float) -> dict[s
         "seconds": round(seconds, 4),
         "image": _png(_pixels(host, canvas, tokens)),
         "tokens": tokens.tolist(),
-        "came": came.tolist(),
+        "cell_steps": came.tolist(),
     }
 
 

@@ -10,7 +10,9 @@ from pydantic import BaseModel, ConfigDict, Field, model_validator
 from maskless.how import How
 
 SAYS = {one.name: one.metadata["help"] for one in fields(How)}
-Name = Annotated[str | None, Field(max_length=200, description="One of GET /v1/models. Default: the first that fits.")]
+Name = Annotated[
+    str | None, Field(max_length=200, description="One of GET /v1/models. Default: the first suitable one.")
+]
 Id = Annotated[int, Field(ge=0, lt=1 << 31)]
 Ids = Annotated[list[Id], Field(max_length=1 << 16, fail_fast=True)]
 Tokens = Annotated[list[Id | None], Field(fail_fast=True)]  # the first mistake is enough: to name all takes seconds
@@ -66,7 +68,7 @@ class Sampling(StrictBody):
     exact: Annotated[bool, Field(description=SAYS["exact"])] = False
     draft: Annotated[int | None, _whole("draft", 1)] = None
     revise: Annotated[int, _whole("revise", 0, 16)] = 0
-    stream: Annotated[bool, Field(description="Send each step as it is decided, as server-sent events.")] = False
+    stream: Annotated[bool, Field(description="Send each step as it is sampled, as server-sent events.")] = False
 
 
 class TextSampling(Sampling):
@@ -79,7 +81,7 @@ class GenerateRequest(TextSampling):
     model_config = ConfigDict(json_schema_extra={"examples": [{"prompt": "", "length": 32, "steps": 8, "revise": 4}]})
     prompt: Text = ""
     length: Annotated[
-        int | None, Field(ge=1, le=1 << 20, description="Tokens in all. Default: the model's context.")
+        int | None, Field(ge=1, le=1 << 20, description="Total tokens, prompt included. Default: the model's context.")
     ] = None
 
 
@@ -89,14 +91,14 @@ class FillRequest(TextSampling):
     model_config = ConfigDict(json_schema_extra={"examples": [{"text": "The [3] sat on ___ .", "steps": 4, "seed": 0}]})
     text: Annotated[Text | None, Field(description="[8] is a gap of eight tokens, ___ one of three.")] = None
     tokens: Annotated[Tokens | None, Field(max_length=1 << 16, description="Instead of a text.")] = None
-    spaced: Annotated[Ids, Field(description="With tokens: positions that have to begin with a space.")] = []
+    spaced: Annotated[Ids, Field(description="With tokens: positions whose token must begin with a space.")] = []
 
     @model_validator(mode="after")
     def _one(self) -> FillRequest:
         if (self.text is None) == (self.tokens is None):
             raise ValueError("expected either text or tokens")
         if self.text is not None and self.spaced:
-            raise ValueError("spaced goes with tokens: a text says it by itself")
+            raise ValueError("spaced goes with tokens, not with a text")
         return self
 
 
@@ -117,6 +119,9 @@ class StreamOptions(BaseModel):
     include_obfuscation: Literal[False] = False
 
 
+NO_EFFECT = {"best_of": 1, "frequency_penalty": 0, "logit_bias": {}, "presence_penalty": 0}
+
+
 class CompletionRequest(TextSampling):
     """What OpenAI's completions take, as far as it has a meaning here, and how to sample."""
 
@@ -134,7 +139,7 @@ class CompletionRequest(TextSampling):
     best_of: Literal[1] | None = None
     stream_options: StreamOptions | None = None
     logprobs: Annotated[
-        int | None, Field(ge=0, le=5, description="Tell the log-probability of each token; of others it is not told.")
+        int | None, Field(ge=0, le=5, description="Return the log-probability of each sampled token, and of no other.")
     ] = None
     logit_bias: Annotated[dict[str, float], Field(max_length=0)] | None = None
     frequency_penalty: Annotated[float, Field(ge=0, le=0)] | None = None
@@ -143,16 +148,21 @@ class CompletionRequest(TextSampling):
     @model_validator(mode="before")
     @classmethod
     def _said(cls, given: Any) -> Any:
-        """Clients say null of what they leave open."""
-        return {k: v for k, v in given.items() if v is not None} if isinstance(given, dict) else given
+        """Clients send null for what they leave open, and some send what has no effect."""
+        if not isinstance(given, dict):
+            return given
+        for name, value in NO_EFFECT.items():
+            if given.get(name) not in (None, value):
+                raise ValueError(f"{name} is not supported: expected {value}, or nothing")
+        return {k: v for k, v in given.items() if v is not None}
 
 
 class PictureSampling(Sampling):
     label: Annotated[
         Annotated[str, Field(max_length=200)] | Id | None,
-        Field(description="A class by name or number. Default: none."),
+        Field(description="Class, by name or number. Default: none."),
     ] = None
-    frames: Annotated[bool, Field(description="With stream: a picture of what is known after each step.")] = False
+    frames: Annotated[bool, Field(description="With stream: the image so far, after each step.")] = False
 
 
 class PictureRequest(PictureSampling):
@@ -170,11 +180,11 @@ class PictureFillRequest(PictureSampling):
         Field(max_length=4096, description="Row by row."),
     ] = None
     image: Annotated[
-        str | None, Field(max_length=1 << 24, description="Base64 of a PNG or JPEG file; its centre square is used.")
+        str | None, Field(max_length=1 << 24, description="Base64 of a PNG or JPEG file; cropped to its centre square.")
     ] = None
     mask: Annotated[
         Annotated[list[Annotated[list[bool], Field(max_length=4096, fail_fast=True)]], Field(fail_fast=True)] | None,
-        Field(min_length=1, max_length=4096, description="With image: which cells, or pixels, are redrawn."),
+        Field(min_length=1, max_length=4096, description="With image: the cells, or pixels, to redraw."),
     ] = None
 
     @model_validator(mode="after")
@@ -200,17 +210,18 @@ class FilledText(BaseModel):
     text: str
     tokens: list[int]
     pieces: list[str]
-    steps: Annotated[list[int], Field(description="The last step that decided each token, -1 where it was given.")]
+    steps: Annotated[list[int], Field(description="The last step that sampled each token, -1 where it was given.")]
     probabilities: Annotated[
-        list[float | None], Field(description="Of each decided token under the model, before temperature and top-p.")
+        list[float | None],
+        Field(description="Probability of each sampled token under the model, before temperature and top-p."),
     ]
 
 
 class TextAnswer(BaseModel):
     model: str
     steps: int
-    revision_steps: Annotated[int, Field(description="How many of the steps belong to revision rounds.")]
-    lead: Annotated[int, Field(description="Tokens before the text's own.")]
+    revision_steps: Annotated[int, Field(description="The number of steps that belong to revision rounds.")]
+    lead: Annotated[int, Field(description="Number of tokens before the text itself (BOS).")]
     spaced: list[int]
     seconds: float
     tokens_per_second: float
@@ -236,7 +247,7 @@ class PictureAnswer(BaseModel):
     seconds: float
     image: Annotated[str, Field(description="Base64 of a PNG file.")]
     tokens: list[list[int]]
-    came: Annotated[list[list[int]], Field(description="The step that decided each cell, -1 where it was given.")]
+    cell_steps: Annotated[list[list[int]], Field(description="The step that sampled each cell, -1 where it was given.")]
 
 
 class Choice(BaseModel):

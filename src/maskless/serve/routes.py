@@ -1,4 +1,4 @@
-"""The endpoints that decide tokens: texts, completions as OpenAI's clients ask for them, and pictures.
+"""The endpoints that sample tokens: texts, completions as OpenAI's clients ask for them, and pictures.
 
 Long texts are read, and codecs work, in threads of their own, so that the event loop stays free.
 """
@@ -19,7 +19,10 @@ from maskless.serve.state import State, how_of
 from maskless.serve.tickets import Steps, event
 
 STREAMS: dict[int | str, dict[str, Any]] = {
-    200: {"content": {"text/event-stream": {"schema": {"type": "string"}}}, "description": "The answer, or its steps."}
+    200: {
+        "content": {"text/event-stream": {"schema": {"type": "string"}}},
+        "description": "The response, or a stream of its steps.",
+    }
 }
 
 
@@ -39,7 +42,7 @@ def text_routes(state: State) -> APIRouter:
     async def fill(request: Request, body: requests.FillRequest) -> Any:
         host = state.host(body.model)
         if body.text is not None:
-            template = await asyncio.to_thread(texts.from_template, host, texts.blanks(body.text))
+            template = await asyncio.to_thread(texts.from_template, host, texts.underscores(body.text))
         else:
             template = texts.from_tokens(host, body.tokens or [], body.spaced)
         return await _filled(state, request, host, template, body)
@@ -53,7 +56,9 @@ def text_routes(state: State) -> APIRouter:
         some = [{"token": t, "text": host.piece(t), "probability": texts.rounded(p)} for t, p in found]
         return {"model": host.name, "position": body.position, "alternatives": some}
 
-    @router.post("/v1/completions", response_model=requests.CompletionAnswer, responses=STREAMS, summary="As OpenAI's")
+    @router.post(
+        "/v1/completions", response_model=requests.CompletionAnswer, responses=STREAMS, summary="OpenAI's completions"
+    )
     async def completions(request: Request, body: requests.CompletionRequest) -> Any:
         return await _completed(state, request, state.host(body.model), body)
 
@@ -65,13 +70,15 @@ def picture_routes(state: State) -> APIRouter:
     router = APIRouter(tags=["pictures"])
 
     @router.post(
-        "/v1/pictures", response_model=requests.PictureAnswer, responses=STREAMS, summary="Draw a picture of a class"
+        "/v1/pictures", response_model=requests.PictureAnswer, responses=STREAMS, summary="Draw an image of a class"
     )
     async def draw(request: Request, body: requests.PictureRequest) -> Any:
         host = state.host(body.model, pictures=True)
         return await _drawn(state, request, host, pictures.empty(host), body)
 
-    @router.post("/v1/pictures/fill", response_model=requests.PictureAnswer, responses=STREAMS, summary="Redraw a part")
+    @router.post(
+        "/v1/pictures/fill", response_model=requests.PictureAnswer, responses=STREAMS, summary="Redraw part of an image"
+    )
     async def fill(request: Request, body: requests.PictureFillRequest) -> Any:
         host = state.host(body.model, pictures=True)
         if body.tokens is not None:
@@ -85,7 +92,7 @@ def picture_routes(state: State) -> APIRouter:
 
 def _check_rows(state: State, n: int) -> None:
     if n > state.limits.rows:
-        raise ValueError(f"n is {n}: expected at most {state.limits.rows} texts in a request")
+        raise ValueError(f"{n} texts: expected at most {state.limits.rows} in a request")
 
 
 async def _filled(state: State, request: Request, host: Host, template: Template, body: requests.TextSampling) -> Any:
@@ -102,7 +109,7 @@ async def _filled(state: State, request: Request, host: Host, template: Template
 
 
 async def _completed(state: State, request: Request, host: Host, body: requests.CompletionRequest) -> Any:
-    """Completions, whole or in chunks of what is decided without a hole."""
+    """Completions, whole or in chunks of what is sampled without a hole."""
     completion = await asyncio.to_thread(Completion, host, body)
     _check_rows(state, len(completion.prompts) * body.n)
     drafts = await asyncio.to_thread(completion.drafts, how_of(body))

@@ -41,7 +41,7 @@ class ActiveSequence:
 
     @property
     def size(self) -> int:
-        """How many positions the next call is about; a round that begins looks at all that were decided."""
+        """How many positions the next call is about; a round that begins looks at all that were sampled."""
         if self.due:
             return int(self.drafts.wanted[self.at].sum())
         span = self.drafts.span(self.at)

@@ -20,7 +20,7 @@ from maskless.serve.metrics import Metrics
 from maskless.serve.requests import Sampling
 from maskless.serve.tickets import Steps, Ticket, event
 
-Landed = Callable[[Steps, float], Awaitable[list[bytes]]]  # what steps decided and when, as events
+Landed = Callable[[Steps, float], Awaitable[list[bytes]]]  # what steps sampled and when, as events
 READING = 30.0  # seconds that a client has to read the last events
 
 
@@ -132,6 +132,6 @@ class _Events(StreamingResponse):
 
 
 def how_of(body: Any) -> How:
-    """How a request wants its tokens decided; a field without a value is left to the model."""
+    """How a request wants its tokens sampled; a field without a value is left to the model."""
     given = {name: getattr(body, name, None) for name in How.__dataclass_fields__}
     return How(**{name: value for name, value in given.items() if value is not None})

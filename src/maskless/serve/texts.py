@@ -17,12 +17,12 @@ from maskless.logits import row_keys
 from maskless.serve.host import Host
 from maskless.texts import document_end, template_drafts, written
 
-_BLANK = re.compile(r"\\(_{3,})|(_{3,})")
+_UNDERSCORES = re.compile(r"\\(_{3,})|(_{3,})")
 
 
-def blanks(text: str) -> str:
-    """The text with every blank as a gap: three underscores or more are as many tokens; \\___ is literal."""
-    return _BLANK.sub(lambda found: found[1] or f"[{len(found[2])}]", text)
+def underscores(text: str) -> str:
+    """The text with [n] for n underscores, three or more; \\___ is literal."""
+    return _UNDERSCORES.sub(lambda found: found[1] or f"[{len(found[2])}]", text)
 
 
 def from_template(host: Host, text: str) -> Template:
@@ -50,7 +50,7 @@ def from_prompt(host: Host, prompt: str, length: int | None) -> Template:
 
 
 def from_tokens(host: Host, tokens: Sequence[int | None], spaced: Sequence[int]) -> Template:
-    """Token ids with null for what is to be decided; the lead is one of them where the model has one."""
+    """Token ids with null for what is to be sampled; the lead is one of them where the model has one."""
     for token in tokens:
         if token is not None and not 0 <= token < host.text.vocab:
             raise ValueError(f"a token is {token}: expected 0 to {host.text.vocab - 1}, or null for a gap")
@@ -66,16 +66,16 @@ def drafts_of(host: Host, templates: Sequence[Template], how: How, n: int = 1) -
     if L > host.length:
         raise ValueError(f"the text is {L} tokens long with its gaps: expected at most {host.length}")
     if not unknown:
-        raise ValueError("nothing to decide: every token is known")
+        raise ValueError("nothing to sample: every token is known")
     keys = row_keys(how.seed, torch.arange(n).repeat(len(templates)))
     rows = [template for template in templates for _ in range(n)]
     return host.checked(template_drafts(host.model, rows, keys, host.within(how, unknown)))
 
 
 def probe(host: Host, tokens: Sequence[int | None], position: int, k: int) -> Drafts:
-    """A draft of one step that decides a single position, all other known tokens given, and keeps k alternatives."""
+    """A draft of one step that samples a single position, all other known tokens given, and keeps k alternatives."""
     if host.causal:
-        raise ValueError(f"{host.name} writes from left to right: alternatives need a model that knows both sides")
+        raise ValueError(f"{host.name} is autoregressive: alternatives need a model that sees both sides")
     template = from_tokens(host, tokens, [])
     L = len(tokens)
     if position >= L or L > host.length:
@@ -101,7 +101,7 @@ def _about(host: Host, template: Template, drafts: Drafts) -> dict[str, Any]:
 
 
 def opening(host: Host, template: Template, drafts: Drafts) -> dict[str, Any]:
-    """What a client can show before anything is decided."""
+    """What a client can show before anything is sampled."""
     tokens = [token if known else None for token, known in zip(template.tokens, template.known, strict=True)]
     return _about(host, template, drafts) | {
         "tokens": tokens,
@@ -114,33 +114,33 @@ def opening(host: Host, template: Template, drafts: Drafts) -> dict[str, Any]:
 
 
 def landings(host: Host, steps: list[Step]) -> list[dict[str, Any]]:
-    """What was decided, step by step: rows that were computed together may be at different steps of their plans.
+    """What was sampled, step by step: rows that were computed together may be at different steps of their plans.
 
-    Of exact samples also what was refused: drafted tokens that did not stand.
+    Of exact rounds also the drafted tokens that were rejected.
     """
     return [
         {
             "step": step.number,
-            "decided": [
+            "sampled": [
                 {"row": row, "position": position, "token": token, "text": host.piece(token), "probability": p}
-                for row, position, token, p in decided(step)
+                for row, position, token, p in sampled(step)
             ],
         }
-        | _refused(host, step)
+        | _rejected(host, step)
         for step in steps
     ]
 
 
-def _refused(host: Host, step: Step) -> dict[str, Any]:
+def _rejected(host: Host, step: Step) -> dict[str, Any]:
     if step.refused is None:
         return {}
     columns = zip(*(x.tolist() for x in step.refused), strict=True)
     some = [{"row": row, "position": at, "token": token, "text": host.piece(token)} for row, at, token in columns]
-    return {"refused": some}
+    return {"rejected": some}
 
 
-def decided(step: Step) -> Iterator[tuple[int, int, int, float]]:
-    """Row, position, token and probability of all that a step decided."""
+def sampled(step: Step) -> Iterator[tuple[int, int, int, float]]:
+    """Row, position, token and probability of all that a step sampled."""
     assert step.chances is not None
     columns = (x.tolist() for x in (step.rows, step.positions, step.tokens, step.chances))
     for row, position, token, chance in zip(*columns, strict=True):

@@ -47,7 +47,7 @@ class Ticket:
             self.loop.call_soon_threadsafe(self.said.put_nowait, what)
 
     async def steps(self) -> AsyncIterator[tuple[Steps, float] | None]:
-        """What each step decides and when, until all rows are done; raises what ended the job.
+        """What each step samples and when, until all rows are done; raises what ended the job.
 
         None wherever nothing comes for a while: a stream says something then, so that proxies keep the line open.
         """

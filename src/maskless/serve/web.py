@@ -32,9 +32,9 @@ KINDS = {".html": "text/html", ".css": "text/css", ".js": "text/javascript", ".s
 ERRORS: dict[int | str, dict[str, Any]] = {
     code: {"model": ErrorAnswer, "description": text}
     for code, text in {
-        400: "A value that cannot be used; the message says which and what was expected.",
+        400: "An invalid value; the message names it and what was expected.",
         401: "The key is missing or wrong.",
-        404: "A model, or a path, that is not here.",
+        404: "Unknown model or path.",
         408: "The request took too long to arrive.",
         413: "The request is too long.",
         415: "Not JSON.",
@@ -46,7 +46,7 @@ ERRORS: dict[int | str, dict[str, Any]] = {
 STATUSES = {UnknownModelError: 404, BrokenModelError: 500, ValueError: 400, BusyError: 503}  # the first that fits
 READERS = 2  # threads that read texts and pictures and write answers: each may take 100 MB, and keeps some of it
 SHARED = 1.0  # seconds between two times that a worker leaves its figures for the others
-SUMMARY = "Text and pictures in parallel and in any order, without a mask token."
+SUMMARY = "Text and images generated in parallel and in any order, without a mask token."
 
 
 def build(
@@ -101,7 +101,7 @@ def build(
 
 
 def _plain_routes(app: FastAPI, state: State, figures: Callable[[], str]) -> None:
-    @app.get("/v1/models", response_model=ModelsAnswer, tags=["about"], summary="The models and what they can do")
+    @app.get("/v1/models", response_model=ModelsAnswer, tags=["about"], summary="The models and their capabilities")
     async def models() -> Any:
         return {"data": [host.described() for host in state.hosts.values()]}
 
@@ -111,14 +111,14 @@ def _plain_routes(app: FastAPI, state: State, figures: Callable[[], str]) -> Non
             raise UnknownModelError(f"unknown model {name[:100]!r}: expected one of {', '.join(state.hosts)}")
         return state.hosts[name].described()
 
-    @app.get("/healthz", response_model=Health, tags=["about"], summary="Whether the server works")
+    @app.get("/healthz", response_model=Health, tags=["about"], summary="Health of the server")
     async def healthz() -> Any:
         dead = [host.name for host in state.hosts.values() if not host.batcher.thread.is_alive()]
         if dead:
             return refusal(f"the thread of {', '.join(dead)} has ended", 503)
         return {"models": list(state.hosts), "version": __version__}
 
-    @app.get("/metrics", response_class=Response, tags=["about"], summary="Figures for Prometheus")
+    @app.get("/metrics", response_class=Response, tags=["about"], summary="Metrics for Prometheus")
     async def metrics() -> Response:
         return Response(figures(), media_type=TYPE)
 
@@ -184,6 +184,6 @@ def _first(error: RequestValidationError | ValidationError) -> str:
     place = ".".join(str(part) for part in first["loc"] if part != "body")
     message = first["msg"].removeprefix("Value error, ")
     given = first.get("input")
-    shown = f" (got {str(given)[:60]!r})" if isinstance(given, str | int | float | bool) else ""
+    shown = f" (got {repr(given)[:60]})" if isinstance(given, str | int | float | bool) else ""
     more = f", and {len(found) - 1} more" if len(found) > 1 else ""
     return f"{place[:100]}: {message}{shown}{more}" if place else f"{message}{more}"

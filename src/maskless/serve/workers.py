@@ -37,7 +37,7 @@ PAUSE = 5.0  # seconds until the next try with a worker that did not start
 def devices_of(names: str) -> list[str]:
     """Devices from 0,1 or cuda:0,cuda:1 or cpu,cpu; one that is not here raises a ValueError."""
     if sys.platform == "win32":
-        raise ValueError("--devices needs a system where processes can share a socket: give --device here")
+        raise ValueError("--devices needs a system where processes can share a socket: use --device here")
     devices = [f"cuda:{name}" if name.isdecimal() else name for name in map(str.strip, names.split(","))]
     for device in devices:
         check_device(device)

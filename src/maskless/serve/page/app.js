@@ -87,18 +87,17 @@ async function begin() {
   complain(null);
   const texts = data.filter((model) => model.modality === "text"), images = data.filter((model) => model.modality === "pictures");
   $("tab-write").hidden = !texts.length;
-  $("tab-race").hidden = texts.length < 2;
+  $("tab-race").hidden = texts.length < 2 && !texts.some(race.parallel);
   $("tab-pictures").hidden = !images.length;
   if (texts.length) {
     $("model").replaceChildren(...texts.map((model) => new Option(`${model.kind}: ${model.id}`, model.id)));
-    $("steps").max = Math.min(128, texts[0].max_steps, texts[0].max_length);
+    $("steps").max = Math.min(128, ...texts.map((model) => Math.min(model.max_steps, model.max_length)));
     write.start();
     settings.start(texts);
     race.start(texts);
   }
   if (images.length) pictures.start(images[0]);
-  shows("p-steps"); shows("steps");
-  choose(texts.length ? "write" : images.length ? "pictures" : "explain");
+    choose(texts.length ? "write" : images.length ? "pictures" : "explain");
   document.body.dataset.ready = "yes";
 }
 

@@ -19,16 +19,16 @@ function kind(schema) {
   if (one.type === "array") return `list of ${kind(one.items)}`;
   const low = one.minimum ?? one.exclusiveMinimum, high = one.maximum ?? one.exclusiveMaximum;
   const range = low !== undefined && high !== undefined && high < 1e6 ? ` ${low} to ${high}` : "";
-  return `${{ string: "text", integer: "whole number", number: "number", boolean: "true or false", null: "null" }[one.type] ?? one.title ?? "object"}${range}`;
+  return `${one.type ?? one.title ?? "object"}${range}`;
 }
 
 function fields(schema) {
   const rows = Object.entries(schema.properties ?? {}).map(([name, field]) => make("tr", {},
     make("td", {}, make("code", { textContent: name })),
     make("td", { textContent: kind(field) }),
-    make("td", { textContent: schema.required?.includes(name) ? "needed" : JSON.stringify(field.default ?? null) }),
+    make("td", { textContent: schema.required?.includes(name) ? "required" : JSON.stringify(field.default ?? null) }),
     make("td", { textContent: field.description ?? "" })));
-  const head = make("tr", {}, ...["field", "what", "default", ""].map((textContent) => make("th", { scope: "col", textContent })));
+  const head = make("tr", {}, ...["field", "type", "default", "description"].map((textContent) => make("th", { scope: "col", textContent })));
   return make("div", { className: "scroll" }, make("table", {}, make("thead", {}, head), make("tbody", {}, ...rows)));
 }
 
@@ -44,6 +44,6 @@ function card(path, verb, operation) {
 }
 
 const cards = Object.entries(api.paths).flatMap(([path, verbs]) => Object.entries(verbs).map(([verb, operation]) => card(path, verb, operation)));
-const intro = make("p", { className: "hint", textContent: `${api.info.summary} Errors are {"error": {"message", "type", "code"}}, one line each. With "stream": true the answer is server-sent events: start, step by step, done.` });
+const intro = make("p", { className: "hint", textContent: `${api.info.summary} Every error is {"error": {"message", "type", "code"}}, with a one-line message. With "stream": true the response is a stream of server-sent events: start, one step event per step, done.` });
 document.getElementById("main").replaceChildren(intro, ...cards);
 document.body.dataset.ready = "yes";

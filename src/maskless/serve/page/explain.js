@@ -12,15 +12,15 @@ const STRANDS = [0, 1, 2, 3].map((i) => [i, i + 4, i + 8]);
 // Of each: what is predicted in which step, and which tokens one of them sees.
 const WAYS = {
   groups: {
-    says: "The tokens are split into two groups at random, and each group is predicted from the other one. Both are done in one pass, and no token ever sees its own group.",
+    says: "The tokens are split at random into two groups, and each group is predicted from the other, both in one pass. No token ever sees its own group.",
     steps: [FIRST, SECOND], sees: (i) => FIRST.includes(i) ? SECOND : FIRST, band: (i) => FIRST.includes(i) ? 0 : 1, rows: [...FIRST, ...SECOND],
   },
   chain: {
-    says: "The tokens come in some order, and each is predicted from all that came before it. One pass trains every step of that order, and what has been encoded never changes, so it is kept.",
+    says: "The tokens are put in some order, and each is predicted from all those before it. One pass trains every step of that order. What is encoded never changes, so it is cached.",
     steps: CHAIN, sees: before(CHAIN), band: () => null, rows: CHAIN.flat(),
   },
   strands: {
-    says: "The text is cut into parts, and all parts are written in step, each from left to right. Twelve tokens take four steps; tokens of the same step do not see each other.",
+    says: "The text is cut into parts, written in parallel, each from left to right. Twelve tokens take four steps. Tokens of the same step do not see each other.",
     steps: STRANDS, sees: before(STRANDS), band: (i) => Math.floor(i / COLUMNS), rows: STRANDS.flat(),
   },
 };

@@ -1,7 +1,7 @@
 // Pictures: draw one of a class, watch the grid fill in, paint over a region and redraw it.
 
 import { stream } from "./api.js";
-import { $, Replay, Run, complain, hue, make, newSeed, pace, say, seedOf } from "./ui.js";
+import { $, Replay, Run, complain, hue, make, newSeed, pace, say, seedOf, slide } from "./ui.js";
 
 let model, replay, running = null, frames = [], came = [], tokens = null, upload = null, painted = new Set(), cursor = null, brush = null, last = null, asked = null;
 const canvas = () => $("canvas");
@@ -15,6 +15,11 @@ export function start(found) {
   $("label").replaceChildren(...model.classes.map((name, i) => make("option", { value: i, textContent: name })));
   if (!model.classes.length) { $("label").append(make("option", { value: "", textContent: "none" })); $("guidance").disabled = true; }
   $("p-steps").max = Math.min(model.max_steps, model.grid[0] * model.grid[1], 128);
+  const parts = [2, 4, 8, 16].filter((n) => 2 * n <= Math.min(...model.grid));
+  $("regions").replaceChildren(...parts.map((n) => new Option(`${n} × ${n}`, n, n === 4, n === 4)));
+  if (!parts.length) $("p-order").querySelector("[value=regions]").remove();
+  $("p-order").addEventListener("change", able);
+  usual();
   replay = new Replay($("p-scrub"), $("p-play"), $("p-at"), draw);
   $("inpaint").addEventListener("click", inpaint);
   $("unpaint").addEventListener("click", () => { painted.clear(); marks(); });
@@ -37,9 +42,26 @@ export function start(found) {
   draw();
 }
 
+// The model's own settings.
+function usual() {
+  const own = model.defaults;
+  $("p-order").value = own.order ?? model.order;
+  if (own.regions) $("regions").value = own.regions;
+  for (const [id, value] of Object.entries({ guidance: own.guidance ?? 4, "p-steps": own.steps ?? 32, "p-temperature": own.temperature ?? 1 })) slide(id, value);
+  able();
+}
+
+// Regions settle the steps: each draws a cell per step.
+function able() {
+  const regions = $("p-order").value === "regions";
+  $("regions-field").hidden = !regions;
+  $("p-steps-field").hidden = regions;
+}
+
 function settings(seed) {
   const label = $("label").value === "" ? null : Number($("label").value);
-  return { label, guidance: label === null ? 0 : Number($("guidance").value), steps: Number($("p-steps").value), order: $("p-order").value,
+  return { label, guidance: label === null ? 0 : Number($("guidance").value), order: $("p-order").value,
+    ...($("regions-field").hidden ? { steps: Number($("p-steps").value) } : { regions: Number($("regions").value) }),
     temperature: Number($("p-temperature").value), seed, frames: true, model: model.id };
 }
 
@@ -73,13 +95,13 @@ async function run(path, body) {
         painted = new Set();
         replay.ready(data.steps);
         replay.mark(0);
-        $("p-hint").textContent = data.unknown === came.length ? "Each step decides a few cells." : "Each step decides a few of the painted cells.";
+        $("p-hint").textContent = data.unknown === came.length ? "Each step samples a few cells." : "Each step samples a few of the painted cells.";
         frames[0].decode().then(marks, marks);
       },
       step: (data) => {
         const frame = picture(data.image);
         own.push(() => {
-          for (const one of data.decided) came[one.row * cells()[1] + one.column] = data.step;
+          for (const one of data.sampled) came[one.row * cells()[1] + one.column] = data.step;
           frames[data.step + 1] = frame;
           replay.mark(data.step + 1);
           show(data.step + 1);
@@ -213,7 +235,7 @@ function marks() {
 }
 
 function remember(data) {
-  const all = { tokens: data.tokens, image: data.image, came: data.came.flat(), frames: [...frames], steps: data.steps };
+  const all = { tokens: data.tokens, image: data.image, came: data.cell_steps.flat(), frames: [...frames], steps: data.steps };
   const button = make("button", { type: "button" }, make("img", { src: `data:image/png;base64,${data.image}`, alt: "" }));
   button.setAttribute("aria-label", `Back to this picture${data.label === null ? "" : ` of ${data.label}`}`);
   button.addEventListener("click", () => { ({ tokens, came, frames } = all); forget(); painted.clear(); replay.ready(all.steps); marks(); });
@@ -243,5 +265,5 @@ async function load() {
     $("p-hint").textContent = "Paint over a part to redraw it.";
     complain(null);
     marks();
-  } catch { complain(new Error("this file is not a picture that the browser can read")); }
+  } catch { complain(new Error("This file is not a picture that the browser can read.")); }
 }

@@ -1,6 +1,6 @@
 // The controls of a text: what they ask for, and which of them go together.
 
-import { $, seedOf } from "./ui.js";
+import { $, many, seedOf, slide } from "./ui.js";
 
 const GAP = /\[[0-9]+\]|_{3,}/g;
 let models = [];
@@ -37,22 +37,26 @@ export function able() {
   $("steps-field").hidden = strands || !model.any_order || !$("draft-field").hidden;
 }
 
-// The order that a model was trained on: one of chains writes in strands, any other decides in any order.
+// A model's own settings. Revision helps where the tokens of a step are scattered, and does nothing for strands.
 function usual() {
-  const model = current();
-  $("order").value = !model.any_order ? "left" : /strands|left/.test(model.orders ?? "") ? "strands" : "random";
+  const model = current(), own = model.defaults;
+  $("order").value = own.strands ? "strands" : own.order ?? model.order;
+  const values = { steps: own.steps ?? 32, strands: Math.log2(own.strands ?? 1), temperature: own.temperature ?? 1, "top-p": own.top_p ?? 0.9 };
+  for (const [name, value] of Object.entries(values)) slide(name, value);
+  $("revise").value = own.revise ?? (model.any_order && model.order === "random" ? 4 : 0);
+  $("exact").checked = own.exact ?? false;
   able();
 }
 
 export const gapped = () => $("prompt").value.search(GAP) >= 0;
 
-// What the prompt asks for: a fill where it has blanks, else a continuation.
+// What the prompt asks for: a fill where it has gaps, else a continuation.
 export function asked(model) {
   const text = $("prompt").value;
   return gapped() ? ["/v1/fill", { text }] : ["/v1/generate", { prompt: text, length: Math.min(model.max_length, 256) }];
 }
 
-// The same for a model that only continues: what stands before the first blank.
+// The same for a model that only continues: what stands before the first gap.
 export function continued(length) {
   return ["/v1/generate", { prompt: $("prompt").value.split(GAP)[0].trimEnd(), length: Math.min(length, 256) }];
 }
@@ -62,7 +66,7 @@ export function start(found) {
   for (const name of ["order", "exact"]) $(name).addEventListener("change", able);
   $("model").addEventListener("change", usual);
   $("prompt").addEventListener("input", hint);
-  $("blank").addEventListener("click", blank);
+  $("gap").addEventListener("click", gap);
   usual();
   hint();
 }
@@ -74,11 +78,11 @@ export function hint() {
   const gaps = area.value.match(GAP) || [];
   const count = gaps.reduce((sum, gap) => sum + (gap[0] === "_" ? gap.length : Number(gap.slice(1, -1))), 0);
   $("hint").textContent = gaps.length
-    ? `${gaps.length} blank${gaps.length > 1 ? "s" : ""}, ${count} tokens. [8] is a blank of eight tokens, ___ one of three.`
-    : "No blank: the text is continued. Write [8] or ___ where tokens are to come.";
+    ? `${many(gaps.length, "gap")}, ${many(count, "token")}. [8] is a gap of eight tokens, ___ one of three.`
+    : "No gaps: the text is continued. Write [8] or ___ to leave a gap.";
 }
 
-function blank() {
+function gap() {
   const area = $("prompt");
   area.setRangeText("[8]", area.selectionStart, area.selectionEnd, "end");
   area.dispatchEvent(new Event("input"));

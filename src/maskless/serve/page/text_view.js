@@ -12,7 +12,7 @@ export class TextView {
   }
   clear(text) {
     Object.assign(this, { tokens: [], pieces: [], came: [], chances: [], totals: [], past: [], locked: new Set(), spaced: [], lead: 0, steps: 0, strands: null });
-    Object.assign(this, { spans: [], spaces: [], old: new Set(), rooms: [], lines: [], heights: [], filling: false, refusals: [], marked: [] });
+    Object.assign(this, { spans: [], spaces: [], old: new Set(), rooms: [], lines: [], heights: [], filling: false, rejections: [], marked: [] });
     this.element.replaceChildren(make("span", { className: "empty", textContent: text }));
   }
   get empty() { return this.tokens.length === 0; }
@@ -25,16 +25,17 @@ export class TextView {
     this.chances = kept ? kept.chances : new Array(n).fill(null);
     this.totals = this.tokens.map((_, i) => kept && decided(i) ? kept.totals[i] : start.steps);  // steps of the run that decided it
     this.past = this.tokens.map(() => []);  // of each position: how it landed before, the last time first
-    this.refusals = [];  // of each round: drafts that did not stand
+    this.rejections = [];  // of each round: drafts that did not stand
     this.locked = kept ? kept.locked : new Set();
     this.old = kept ? new Set(this.tokens.flatMap((t, i) => t !== null && kept.came[i] >= 0 ? [i] : [])) : new Set();
     this.filling = false;
     this.strands = kept && start.unknown === 1 ? kept.strands : start.strands && Math.max(...start.strands) > 0 ? start.strands : null;
     this.spans = this.tokens.map(() => make("span", { className: "tok" }));
     this.spaces = this.tokens.map(() => document.createTextNode(""));  // outside of the coloured part, where lines may break
-    this.spans.forEach((span, i) => { span.dataset.i = i; span.setAttribute("role", "button"); span.tabIndex = -1; });
+    const still = this.element.classList.contains("still");  // nothing to do with its tokens
+    this.spans.forEach((span, i) => { span.dataset.i = i; if (!still) { span.setAttribute("role", "button"); span.tabIndex = -1; } });
     this.release();
-    if (this.spans[this.lead]) this.spans[this.lead].tabIndex = 0;
+    if (this.spans[this.lead] && !still) this.spans[this.lead].tabIndex = 0;
     this.draw();
     this.reserve();
   }
@@ -70,7 +71,7 @@ export class TextView {
     for (const span of this.spans) span.classList.remove("fresh");  // what is moved would land once more
     this.element.replaceChildren(...this.banded(this.lead, this.spans.length));
     for (let i = this.lead; i < this.spans.length; i++) {
-      if (i === this.lead || this.spans[i].offsetLeft <= this.spans[i - 1].offsetLeft) begins.push(i);
+      if (i === this.lead || !this.spans[i].hidden && this.spans[i].offsetLeft <= this.spans[i - 1].offsetLeft) begins.push(i);
       this.lines[i] = begins.length;
     }
     const line = (from, k) => make("span", { className: "line" }, ...this.banded(from, begins[k + 1] ?? this.spans.length));
@@ -100,8 +101,16 @@ export class TextView {
     const focused = this.spans.indexOf(document.activeElement);
     this.element.style.minHeight = "";
     if (this.filling) { this.filling = false; this.draw(this.after); }
+    this.trim();
     if (this.spans.length) this.element.replaceChildren(...this.banded(this.lead, this.spans.length));
     if (focused >= 0) this.spans[focused].focus();
+  }
+
+  // Behind the end of a text stands padding: one mark shows where it ends.
+  trim() {
+    let end = this.spans.length - 1;
+    while (end > this.lead && this.pieces[end] === "" && this.pieces[end - 1] === "") end--;
+    this.spans.forEach((span, i) => { span.hidden = i > end; });
   }
 
   land(position, token, piece, chance, step) {
@@ -130,14 +139,14 @@ export class TextView {
   draw(after = Infinity) {
     this.after = after;
     for (let i = this.lead; i < this.spans.length; i++) this.paint(i, false);
-    this.mark(this.refusals[after - 1] ?? []);
+    this.mark(this.rejections[after - 1] ?? []);
   }
-  // Drafted tokens of a round that a check refused: struck out where they would have stood, until the next round.
-  refuse(step, refused) { this.refusals[step] = refused; this.mark(refused); }
-  mark(refused) {
-    for (const span of this.marked) span.removeAttribute("data-refused");
-    this.marked = refused.map((one) => this.spans[one.position]);
-    refused.forEach((one, i) => { this.marked[i].dataset.refused = one.text.trim() || "¶"; });
+  // Drafted tokens that the check of a round rejected: struck out where they would have stood, until the next round.
+  reject(step, rejected) { this.rejections[step] = rejected; this.mark(rejected); }
+  mark(rejected) {
+    for (const span of this.marked) span.removeAttribute("data-rejected");
+    this.marked = rejected.map((one) => this.spans[one.position]);
+    rejected.forEach((one, i) => { this.marked[i].dataset.rejected = one.text.trim() || "¶"; });
   }
   // The run took so many steps, which was not known before: colours go from the first to the last of them.
   settle(steps) {
@@ -161,7 +170,7 @@ export class TextView {
     span.setAttribute("aria-label", this.spoken(i));
   }
   spoken(i, seen = this.seen(i)) {
-    if (!seen) return "blank";
+    if (!seen) return "gap";
     const text = seen.piece.trim() || "end of text";
     if (seen.step < 0) return `${text}, given`;
     const lock = this.locked.has(i) ? ", locked" : "", strand = this.strands?.[i] >= 0 ? `, strand ${this.strands[i] + 1}` : "";
@@ -169,7 +178,7 @@ export class TextView {
   }
   kept() { return { came: this.came, chances: this.chances, locked: this.locked, totals: this.totals, strands: this.strands, spaced: this.spaced }; }
   text() { return this.pieces.slice(this.lead).map((piece) => piece ?? "").join(""); }
-  has(i) { return this.spans[i] !== undefined && i >= this.lead; }
+  has(i) { return this.spans[i] !== undefined && i >= this.lead && !this.spans[i].hidden; }
   made(i) { return this.tokens[i] !== null && this.came[i] >= 0; }
   erased() { return this.tokens.filter((token) => token === null).length; }
   focus(i) {

@@ -15,17 +15,18 @@ export function say(text) { $("status").textContent = text; }
 export function complain(error) {
   const shown = $("alert");
   if (!error || error.name === "AbortError") { shown.hidden = true; return; }
-  if (error instanceof Refused && error.status === 401) {
+  const locked = error instanceof Refused && error.status === 401;
+  if (locked) {
     $("key-form").hidden = false;
     $("key").focus();
   }
-  shown.textContent = error.message;
+  shown.textContent = locked ? "The key is missing or wrong." : error.message[0].toUpperCase() + error.message.slice(1);
   shown.hidden = false;
   if (!(error instanceof Refused)) console.error(error);
 }
 
 export const still = () => matchMedia("(prefers-reduced-motion: reduce)").matches;
-export const percent = (p) => p >= 0.0995 ? `${Math.round(100 * p)} %` : p >= 0.001 ? `${(100 * p).toFixed(1)} %` : "< 0.1 %";
+export const percent = (p) => p >= 0.0995 ? `${Math.round(100 * p)}%` : p >= 0.001 ? `${(100 * p).toFixed(1)}%` : "< 0.1%";
 export const hue = (step, steps) => 285 - 235 * (steps > 1 ? step / (steps - 1) : 0);
 export const bandHue = (strand) => (255 + 137.5 * strand) % 360;  // neighbours are far apart on the wheel
 export const many = (n, what) => `${n} ${what}${n === 1 ? "" : "s"}`;
@@ -43,9 +44,15 @@ export function shows(id, format = String) {
   show();
 }
 
+// Set a slider, and what is shown of it.
+export function slide(id, value) {
+  $(id).value = value;
+  $(id).dispatchEvent(new Event("input"));
+}
+
 export function seedOf(id) {
   const value = Number($(id).value);
-  if (!Number.isSafeInteger(value) || value < 0) throw new Error("the seed has to be a whole number, 0 or more");
+  if (!Number.isSafeInteger(value) || value < 0) throw new Error(`seed ${$(id).value}: expected a whole number, 0 or more`);
   return value;
 }
 

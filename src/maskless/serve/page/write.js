@@ -57,19 +57,19 @@ async function run(path, body, kept) {
         replay.ready(data.draft ? data.unknown : data.steps, shown);
         replay.mark(0);
         $("legend-strands").hidden = !view.strands;
-        $("legend-refused").hidden = !data.draft;
+        $("legend-rejected").hidden = !data.draft;
         own.gap = data.draft ? 3 * pace("pace", steps) : pace("pace", steps);
         say(`Filling ${many(data.unknown, "token")}${data.draft ? "" : ` in ${stepsText(data)}`}`);
       },
       step: (data) => {
-        for (const one of data.decided) {
+        for (const one of data.sampled) {
           landed.add(one.position);
           if (one.text) text.add(one.position); else text.delete(one.position);
         }
-        facts(text.size, data.seconds, data.refused ? roundsText(landed.size, data.step + 1) : "");
+        facts(text.size, data.seconds, data.rejected ? roundsText(landed.size, data.step + 1) : "");
         own.push(() => {
-          for (const one of data.decided) view.land(one.position, one.token, one.text, one.probability, data.step);
-          if (data.refused) view.refuse(data.step, data.refused);
+          for (const one of data.sampled) view.land(one.position, one.token, one.text, one.probability, data.step);
+          if (data.rejected) view.reject(data.step, data.rejected);
           view.hold();
           replay.mark(data.step + 1);
         });
@@ -156,7 +156,7 @@ async function resample(i) {
 
 async function resampleAll() {
   const tokens = view.tokens.map((token, i) => view.made(i) && !view.locked.has(i) ? null : token);
-  if (!tokens.includes(null)) { complain(new Error("every token is given or locked: unlock one first")); return; }
+  if (!tokens.includes(null)) { complain(new Error("Every token is given or locked. Unlock one first.")); return; }
   $("seed").value = newSeed();
   await again(tokens, seedOf("seed"));
 }
@@ -168,14 +168,14 @@ async function open(i) {
   opened = i;
   const menu = $("menu"), span = view.spans[i], token = view.tokens[i];
   span.classList.add("open");
-  $("menu-title").textContent = token === null ? "a blank" : view.pieces[i].trim() || "¶ end of text";
+  $("menu-title").textContent = token === null ? "gap" : view.pieces[i].trim() || "¶ end of text";
   const came = view.came[i];
-  $("menu-facts").textContent = token === null ? "Not decided yet." : came < 0 ? "Given by you."
-    : `Landed in step ${came + 1} of ${view.totals[i]} with a probability of ${percent(view.chances[i] ?? 0)}.`;
+  $("menu-facts").textContent = token === null ? "Not sampled yet." : came < 0 ? "Given by you."
+    : `Sampled in step ${came + 1} of ${view.totals[i]} with probability ${percent(view.chances[i] ?? 0)}.`;
   $("do-lock").replaceChildren(view.locked.has(i) ? "Unlock " : "Lock ", make("kbd", { textContent: "L" }));
   $("do-lock").disabled = !view.made(i);
   $("do-erase").disabled = token === null;
-  $("alternatives").replaceChildren(make("li", { className: "hint", textContent: "asking the model …" }));
+  $("alternatives").replaceChildren(make("li", { className: "hint", textContent: "Asking the model …" }));
   menu.hidden = false;
   place(menu, span);
   (view.made(i) ? $("do-lock") : $("do-resample")).focus({ preventScroll: true });
@@ -216,6 +216,8 @@ function place(menu, span) {
   const under = below >= Math.min(menu.scrollHeight, above);
   menu.style.maxHeight = `${Math.max(200, under ? below : above)}px`;
   menu.style.top = `${scrollY + (under ? at.bottom + 8 : at.top - 8 - menu.offsetHeight)}px`;
+  const hidden = at.bottom + 16 - menu.getBoundingClientRect().top;  // where it stands at the foot of a narrow screen
+  if (getComputedStyle(menu).position === "fixed" && hidden > 0) scrollBy(0, hidden);
 }
 
 function shut(back = true) {
