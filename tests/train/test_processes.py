@@ -182,9 +182,3 @@ def test_two_processes_compare_pictures_as_one(start_two, images, tmp_path, caps
     assert found.keys() == expected.keys()
     for name, value in expected.items():
         assert found[name] == (value if isinstance(value, str) else pytest.approx(value, rel=1e-6)), name
-
-
-def test_data_are_prepared_by_one_process(text, tmp_path, monkeypatch, capsys):
-    monkeypatch.setenv("WORLD_SIZE", "2")
-    assert exit_code_of("prepare", text, "--out", tmp_path / "data") == 2
-    assert capsys.readouterr().err == "error: prepare is the work of one process: start it without a launcher\n"
