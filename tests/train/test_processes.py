@@ -128,6 +128,21 @@ def test_sharded_weights_train_as_whole_ones(start_two, configure, losses, tmp_p
         assert ours["validation"] == pytest.approx(expected["validation"], abs=5 * (ours["error"] + expected["error"]))
 
 
+def test_weights_gathered_in_half_precision_train_as_whole_ones_to_that_precision(
+    start_several, configure, losses, tmp_path
+):
+    """By two groups of two processes, each group with all weights (HSDP)."""
+    config = configure(**CHAIN, activation_checkpointing=True)
+    run = in_full(tmp_path / "chain", config)
+    end_well(start_several(4, TOGETHER, "half", tmp_path / "found.json", run))
+    found = json.loads((tmp_path / "found.json").read_text())["chain"]
+    assert found["sharded"]
+    assert found["mesh"] == [2, 2]
+    ours, expected = losses(run / "half"), losses(complete(tmp_path / "single", configure(**CHAIN)))
+    apart = [abs(ours[step][0] / line[0] - 1) for step, line in expected.items()]
+    assert 1e-6 < max(apart) < 2e-3
+
+
 def validations(folder: Path) -> list[dict]:
     return [line for line in read_metrics(folder / "metrics.jsonl") if "validation" in line]
 
