@@ -36,7 +36,7 @@ COPY = 4.2e12  # bytes/s of a copy on that card
 # its gradient), 37.4 to 39.6 in six cases. On a CPU, of the memory that four processes took: 96 to 155.
 ACTIVATION, ACTIVATION_CPU = 38.0, 115.0
 STREAM, STREAM_CPU = 2, 4  # bytes of a number between layers, which is all that checkpointed ones keep
-MODULATED = 2.25  # with labels each token has its own modulations: fitted to three runs on CIFAR-10 (docs/scale.md)
+MODULATED = 2.25  # with labels each token has its own modulations: fitted to five runs (docs/scale.md)
 WEIGHT, GRADIENT, MOMENTS, AVERAGE = 4, 4, 8, 4  # bytes of a parameter
 GATHERED = 2  # as FSDP gathers it
 UPDATE = 52  # bytes of a parameter that clipping, Adam and the averages read and write
