@@ -121,6 +121,7 @@ def test_sharded_weights_train_as_whole_ones(start_two, configure, losses, tmp_p
     found = json.loads((tmp_path / "found.json").read_text())
     for model, config in configs.items():
         assert found[model]["sharded"]
+        assert found[model]["gathered"] == "torch.float32"
         single, double = complete(tmp_path / f"single-{model}", config), tmp_path / model / "shard"
         same_losses(losses(double), losses(single))
         assert len(losses(single)) == 8
@@ -138,6 +139,7 @@ def test_weights_gathered_in_half_precision_train_as_whole_ones_to_that_precisio
     found = json.loads((tmp_path / "found.json").read_text())["chain"]
     assert found["sharded"]
     assert found["mesh"] == [2, 2]
+    assert found["gathered"] == "torch.bfloat16"
     ours, expected = losses(run / "half"), losses(complete(tmp_path / "single", configure(**CHAIN)))
     apart = [abs(ours[step][0] / line[0] - 1) for step, line in expected.items()]
     assert 1e-6 < max(apart) < 2e-3

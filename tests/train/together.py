@@ -27,6 +27,7 @@ from maskless.cli import main
 from maskless.data.tokens import open_tokens
 from maskless.evaluate.likelihood import likelihood
 from maskless.nn import calls
+from maskless.nn.blocks import SelfBlock
 from maskless.nn.causal import CausalConfig, CausalTransformer
 from maskless.train import loop
 from maskless.train import processes as own
@@ -122,6 +123,8 @@ def shard(config: RunConfig, folder: Path) -> dict[str, Any]:
         allow_sharding()
         this = Run(folder, dataclasses.replace(config, train=dataclasses.replace(config.train, fsdp=True, **groups)))
         result["sharded"] &= all(isinstance(p, DTensor) for p in this.network.parameters())
+        layer = next(m for m in this.network.modules() if isinstance(m, SelfBlock))
+        layer.register_forward_pre_hook(lambda m, _: result.update(gathered=str(next(m.parameters()).dtype)))
         result["mesh"] = [*next(this.network.parameters()).device_mesh.shape]
         for step in this:
             this.log(step)
