@@ -70,6 +70,16 @@ def test_packed_rows_are_the_documents_in_order_with_an_end_after_each(jsonl, tm
         assert abs(split.bytes - sum(token != 256 for token in tokens)) <= 3
 
 
+def test_files_are_prepared_as_one_that_holds_them_all(jsonl, tmp_path):
+    lines = jsonl.read_text().splitlines(keepends=True)
+    for name, part in (("a", lines[:7]), ("b", lines[7:300]), ("c", lines[300:])):
+        (tmp_path / f"{name}.jsonl").write_text("".join(part))
+    whole = prepare([jsonl], tmp_path / "whole", codec=BYTES, length=32)
+    out = prepare([tmp_path / f"{name}.jsonl" for name in "abc"], tmp_path / "out", codec=BYTES, length=32)
+    for name in ("train.bin", "valid.bin"):
+        assert (out / name).read_bytes() == (whole / name).read_bytes()
+
+
 def test_wrapped_rows_are_packed_rows_between_begin_and_end(jsonl, tmp_path):
     packed = prepare([jsonl], tmp_path / "packed", codec=BYTES, length=30)
     wrapped = prepare([jsonl], tmp_path / "wrapped", codec=BYTES, length=32, layout="wrapped")

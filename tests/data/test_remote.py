@@ -93,7 +93,8 @@ def test_a_vocabulary_is_learnt_from_the_beginning_of_files_that_are_afar(site, 
     pytest.importorskip("upath")
     monkeypatch.setattr(module, "BPE_CHARACTERS", 3_000)
     monkeypatch.setattr(module.parts, "BATCH_CHUNKS", 4)
-    corpus = module.read([f"{site[0]}/docs/"])
+    corpus, read, document = module.read([f"{site[0]}/docs/"]), list[str](), sources._document
+    monkeypatch.setattr(sources, "_document", lambda *given: read.append(document(*given)) or read[-1])
     taken = list(module._training_text(corpus, Fraction(1, 20), lambda _: None))
     assert not {*taken} & {*held_out()}
     for texts in DOCUMENTS:
@@ -101,6 +102,7 @@ def test_a_vocabulary_is_learnt_from_the_beginning_of_files_that_are_afar(site, 
         assert ours == [text for text in texts if text not in held_out()][: len(ours)]
         assert 0 < len(ours) < 50
     assert 2_500 < sum(map(len, taken)) < 4_000
+    assert len(read) < len(taken) + 20  # what is held out, and the rest of three batches
 
 
 @pytest.mark.parametrize(

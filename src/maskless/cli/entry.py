@@ -21,8 +21,8 @@ NO_MEMORY = re.compile("out of memory|can't allocate memory|not enough memory", 
 KEPT = "what was saved before is still there"
 LOOP = "Symlink loop"  # of Path.resolve, before Python 3.13
 LESS = {  # what takes less memory
-    "train": "try a smaller --batch, or --accumulate; ",
-    "distill": "try a smaller --batch, or --accumulate; ",
+    "train": "try --accumulate, --activation-checkpointing or a smaller --batch; ",
+    "distill": "try --accumulate, --activation-checkpointing or a smaller --batch; ",
     "train-codec": "try a smaller --batch; ",
     "evaluate": "try a smaller --batch; ",
     "generate": "try a smaller --n; ",
