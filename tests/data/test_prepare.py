@@ -367,3 +367,15 @@ def test_a_text_that_changed_meanwhile_is_not_mixed_with_the_old_one(stopped, js
     jsonl.write_text(json.dumps({"text": "new " * 9}) + "\n" + text)  # another size: all of it is made again
     prepare([jsonl], stopped, codec=BYTES, length=32)
     assert bytes(stream(stopped, "train")[:32]) == b"new " * 8
+
+
+def test_a_part_that_is_lost_and_a_layout_that_does_not_fit_are_named_in_time(jsonl, tmp_path, monkeypatch):
+    encode = parts.encode
+    monkeypatch.setattr(parts, "encode", lambda *given: ())
+    with pytest.raises(ValueError, match=r"\.out\.parts: a part of source 0 is missing; it must be one folder for all"):
+        prepare([jsonl], tmp_path / "out", codec=BYTES, length=32)
+    monkeypatch.setattr(parts, "encode", lambda *given: pytest.fail("encoded") or encode(*given))
+    blank = BYTES.tokenizer.from_str(BYTES.tokenizer.to_str().replace("<|endoftext|>", "<|none|>"))
+    with pytest.raises(ValueError, match="the padded layout needs a bos token, and this tokenizer has none"):
+        prepare([jsonl], tmp_path / "out", codec=TextCodec(blank), length=32, layout="padded")
+    assert left_in(tmp_path) == {jsonl.name}

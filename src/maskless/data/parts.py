@@ -24,6 +24,9 @@ BATCH_CHUNKS = 1 << 13
 ENDS_UNIT, ENDS_DOCUMENT = 1, 2  # marks of a chunk
 
 
+EncodedChunk = tuple[np.ndarray, int, int]  # its tokens, the bytes of its text, its marks
+
+
 @dataclass(frozen=True)
 class Encoded:
     """Chunks of a source in turn.  ids: of all of them, end to end.  last: whether the source has no more."""
@@ -34,8 +37,7 @@ class Encoded:
     marks: np.ndarray  # (n,)
     last: np.ndarray  # () bool
 
-    def chunks(self) -> Iterator[tuple[np.ndarray, int, int]]:
-        """The tokens of each chunk, its bytes and its marks."""
+    def chunks(self) -> Iterator[EncodedChunk]:
         ids = np.split(self.ids, np.cumsum(self.lengths)[:-1]) if len(self.lengths) else []
         return zip(ids, self.bytes.tolist(), self.marks.tolist(), strict=True)
 
@@ -48,6 +50,16 @@ def parts_of(folder: Path, source: int) -> Iterator[Encoded]:
             return
         with np.load(path) as held:
             yield Encoded(**held)
+
+
+def chunks_of(folder: Path, source: int) -> Iterator[EncodedChunk]:
+    """All chunks of a source that was encoded."""
+    whole = False
+    for part in parts_of(folder, source):
+        yield from part.chunks()
+        whole = bool(part.last)
+    if not whole:
+        raise ValueError(f"{folder}: a part of source {source} is missing; it must be one folder for all processes")
 
 
 def _path(folder: Path, source: int, part: int) -> Path:

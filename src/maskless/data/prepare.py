@@ -88,7 +88,7 @@ def _lay_out(corpus: Corpus, made: Path, splits: Mapping[str, Rows], folder: Pat
 
         for number, source in enumerate(corpus.sources):
             unit = corpus.first(number, units)
-            for ids, size, marks in (chunk for part in parts.parts_of(made, number) for chunk in part.chunks()):
+            for ids, size, marks in parts.chunks_of(made, number):
                 side = _side(source.split, unit, valid)
                 if unfinished and splits[side].whole:
                     side = unfinished
@@ -212,6 +212,7 @@ def prepare(
         if not (made / ABOUT).exists():
             raise ValueError(f"{target.parent} is not the folder of the first process: expected one that all share")
         codec = codec or TextCodec.load(made)
+        LAYOUTS[layout](codec, length)  # a token that it needs and has not shows before the work
         _encode(corpus, own, codec, made, lambda consumed, tokens: report(learning + consumed, tokens))
         at.wait_for_everyone()
         if first:
