@@ -36,7 +36,9 @@ def plan(
     gpu: Annotated[str, typer.Option(help="h200, h100, a100, l40s or rtx4090; cpu: this machine's.")] = "h200",
     gpus: Annotated[int, typer.Option(help="How many.")] = 1,
     sizes: Annotated[Given, SIZES],
-    activation_checkpointing: Annotated[bool, typer.Option("--activation-checkpointing", help="In any case.")] = False,
+    activation_checkpointing: Annotated[
+        bool, typer.Option("--activation-checkpointing", help="Also where memory does not need it.")
+    ] = False,
     as_json: JSON = False,
 ) -> None:
     """Estimate what training will need: memory, speed, time and disk. Nothing is trained, and no GPU is needed.

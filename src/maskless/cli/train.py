@@ -50,7 +50,7 @@ TRAINING: Options = {  # the fields of `TrainConfig`
         bool, "Recompute activations: less memory, a third more time.", "--activation-checkpointing"
     ),
     "fsdp": Option(bool, "Shard the weights over processes.", "--fsdp"),
-    "shard_size": Option(int, "With --fsdp: over so many of them, such as a machine's (HSDP). Default: all."),
+    "shard_size": Option(int, "With --fsdp: shard over so many processes, such as a machine's (HSDP). Default: all."),
     "evaluate_every": EVERY,
     "sample_every": Option(int, "Steps between live samples; 0: none."),
     "save_every": EVERY,
