@@ -39,9 +39,11 @@ TIMED = "--width 32 --layers 2 --length 16 --vocab 64 --batch 2 --repeat 1 --dev
 
 # What makes a command small: the first row whose words are all in it counts. An option takes the place of one with its
 # name, or is added; OLD=NEW replaces a word.
+FAR = ("hf:HuggingFaceFW/fineweb-edu@sample-10BT", "s3://bucket/shards", "hf:NAME")
 TOY = {
     "prepare --codec": "--size 16",
     "prepare --vocab": "--vocab 300 --length 64",
+    **{f"prepare {far}": f"{far}=my.txt --tokenizer bytes --length 64" for far in FAR},
     "prepare openwebtext": "openwebtext=my.txt --tokenizer bytes --length 64",
     "prepare --tokenizer": "--tokenizer bytes --length 64",
     "train --resume": "--steps 3",

@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 import re
 from dataclasses import dataclass, replace
+from functools import lru_cache
 from typing import Any
 
 import torch
@@ -16,7 +17,7 @@ import torch
 from maskless import flops
 from maskless.bench.case import Case, DrawCase, TrainCase
 from maskless.checkpoint import NETWORKS
-from maskless.gpus import GB, GPU, GPUS
+from maskless.gpus import CPU, GB, GPU, GPUS
 from maskless.how import check_positive
 from maskless.objective import noise
 from maskless.paper.line import DATASETS
@@ -30,17 +31,41 @@ PROFILED = TrainCase(layers=12, encoder=6)
 ON = GPUS["h200"]
 KERNELS = {"products": 0.0338, "attention": 0.0112, "elementwise": 0.0132, "loss": 0.0036}
 CLOCK = 32 / 502
-# Bytes for each number that a layer reads: of the peaks in the same tables, less 8 bytes of each parameter (itself and
-# its gradient), 37.4 to 39.6 in six cases.
-ACTIVATION = 38.0
 COPY = 4.2e12  # bytes/s of a copy on that card
+# Bytes for each number that a layer reads: of the peaks in the same tables, less 8 bytes of each parameter (itself and
+# its gradient), 37.4 to 39.6 in six cases. On a CPU, of the memory that four processes took: 96 to 155.
+ACTIVATION, ACTIVATION_CPU = 38.0, 115.0
+STREAM, STREAM_CPU = 2, 4  # bytes of a number between layers, which is all that checkpointed ones keep
+MODULATED = 2.25  # with labels each token has its own modulations: fitted to five runs (docs/scale.md)
 WEIGHT, GRADIENT, MOMENTS, AVERAGE = 4, 4, 8, 4  # bytes of a parameter
+GATHERED = 2  # as FSDP gathers it
 UPDATE = 52  # bytes of a parameter that clipping, Adam and the averages read and write
 USABLE = 0.93  # of a GPU's memory; the rest is CUDA's own, and lost between blocks
 TOGETHER = 8  # GPUs of a machine
-NETWORK = 50 * GB  # bytes/s of a GPU to other machines: 400 Gbit/s
+NETWORK = 50 * GB  # bytes/s to other machines for each GPU of one: 400 Gbit/s
 CLASSES = {"imagenet": 1000, "cifar10": 10, "pictures64": 40}
 SEQUENCES = 32  # that are counted
+
+
+@dataclass(frozen=True, kw_only=True)
+class Rates:
+    """What work takes, in seconds for each unit of it."""
+
+    products: float  # an operation
+    moved: float  # a byte that products read or write, which they do meanwhile
+    attention: float  # an operation
+    elementwise: float  # a number that a layer reads
+    loss: float  # a logit
+    layer: float  # beside them: a layer of a pass
+    update: float  # a parameter
+
+
+# Of one thread of an EPYC, fitted to eight runs on text (docs/scale.md); its products of 1024 x 512 x 1024 had 121e9
+# operations a second.
+PEAK_CPU = 121e9
+RATES_CPU = Rates(
+    products=10.05e-12, moved=0.0, attention=10.35e-12, elementwise=18.3e-9, loss=5.77e-9, layer=0.0, update=2e-9
+)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -64,16 +89,20 @@ class PlannedRun:
 
 @dataclass(frozen=True, kw_only=True)
 class Work:
-    """What one sequence takes, forward and backward: operations, and numbers that are read."""
+    """What one sequence takes, forward and backward: operations, bytes, and numbers that layers read."""
 
-    products: float
+    products: float  # but for those of the head
+    head: float
+    moved: float
     attention: float
     elementwise: float  # numbers that layers read, in a forward pass
+    modulated: float  # how many times as long each takes
     loss: float  # logits
+    layers: int
 
     @property
     def operations(self) -> float:
-        return self.products + self.attention
+        return self.products + self.head + self.attention
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -84,6 +113,7 @@ class Budget:
     steps: int
     tokens: int  # of all steps
     accumulate: int  # pieces that each process takes its share in
+    checkpointing: bool  # of activations
     fsdp: bool  # whether weights, moments and averages are sharded
     state: float  # on each GPU: weights, gradients, moments, averages
     activations: float  # on each GPU, of a piece
@@ -122,7 +152,9 @@ def planned(name: str | None = None, *, tokens: float | None = None, **given: An
     fields = (_of_recipe(recipe(name)) if name else _unnamed(given)) | given
     steps = fields.pop("steps", None)
     if "classes" in fields and "objective" in fields:
-        raise ValueError(f"objective {fields['objective']!r} is for text: {name} draws pictures")
+        raise ValueError(
+            f"objective {fields['objective']!r} is for text: {name or 'a network with classes'} draws pictures"
+        )
     case: Case = DrawCase(**fields) if "classes" in fields else TrainCase(**fields)
     if tokens is not None:
         steps = math.ceil(tokens / (case.batch * case.config.length))
@@ -133,7 +165,9 @@ def planned(name: str | None = None, *, tokens: float | None = None, **given: An
 
 def _unnamed(given: dict[str, Any]) -> dict[str, Any]:
     """The objective that `maskless train` would take."""
-    chain = given.get("model", "pgm") == "pgm" and given.get("context", "ordered") == "ordered"
+    chain = (
+        "classes" not in given and given.get("model", "pgm") == "pgm" and given.get("context", "ordered") == "ordered"
+    )
     return {"objective": "chain"} if chain else {}
 
 
@@ -154,64 +188,119 @@ def _of_recipe(found: Recipe) -> dict[str, Any]:
     return fields | {"length": found.length}
 
 
-def work_of(run: PlannedRun) -> Work:
-    """Counted in the first batch of a run, or in as many sequences of it as settle the mean."""
+@lru_cache
+def work_of(run: PlannedRun, *, padded: bool = False) -> Work:
+    """Counted in the first batch of a run, or in as many sequences of it as settle the mean.
+
+    padded: attention is over problems as long as the longest, as torch has it on a CPU.
+    """
     config, n, L = run.case.config, min(run.settings.batch, SEQUENCES), run.tokens
     tokens = torch.zeros(n, L, dtype=torch.long)
     counted = torch.ones(n, L, dtype=torch.bool)
     if isinstance(run.case, DrawCase):
         counted[:, 0] = False  # the BOS
     problems = objective_of(run.settings)(tokens, *noise(n, L, seed=0, step=0), counted).problems
-    passes = 1 + flops.BACKWARD
-    attention = flops.training_attention(config, problems)
+    passes, targets = 1 + flops.BACKWARD, problems.target_offsets.total
+    attention, head = flops.training_attention(config, problems), 2 * targets * config.width * config.vocab
+    numbers = flops.training_vectors(config, problems) * config.width / n
     return Work(
-        products=passes * (flops.training(config, problems) - attention) / n,
-        attention=passes * attention / n,
-        elementwise=flops.training_vectors(config, problems) * config.width / n,
-        loss=problems.target_offsets.total * config.vocab / n,
+        products=passes * (flops.training(config, problems) - attention - head) / n,
+        head=passes * head / n,
+        moved=passes * numbers * 16 * 2,  # the matrices of a layer read and write 16 widths, of 2 bytes
+        attention=passes * (flops.padded_attention(config, problems) if padded else attention) / n,
+        elementwise=numbers,
+        modulated=MODULATED if isinstance(run.case, DrawCase) else 1.0,
+        loss=targets * config.vocab / n,
+        layers=run.case.layers,
     )
 
 
-def seconds_of(work: Work, gpu: GPU) -> float:
-    """Of a forward and backward pass over one sequence, in a batch that fills the GPU."""
-    profiled = work_of(PlannedRun(case=PROFILED, settings=PROFILED.settings))
-    slower = {"products": ON.peak / gpu.peak, "attention": ON.peak / gpu.peak}
-    slower |= dict.fromkeys(("elementwise", "loss"), ON.bandwidth / gpu.bandwidth)
-    kernels = sum(
-        seconds / PROFILED.batch * getattr(work, kind) / getattr(profiled, kind) * slower[kind]
-        for kind, seconds in KERNELS.items()
+@lru_cache
+def measured() -> Rates:
+    """The rates of the H200, from the profiled case: 751e12 operations a second, as the largest product alone had."""
+    n, work = PROFILED.batch, work_of(PlannedRun(case=PROFILED, settings=PROFILED.settings))
+    return Rates(
+        products=math.sqrt(KERNELS["products"] ** 2 - (n * work.moved / COPY) ** 2) / (n * (work.products + work.head)),
+        moved=1 / COPY,
+        attention=KERNELS["attention"] / (n * work.attention),
+        elementwise=KERNELS["elementwise"] / (n * work.elementwise),
+        loss=KERNELS["loss"] / (n * work.loss),
+        layer=(CLOCK - sum(KERNELS.values())) / work.layers,
+        update=UPDATE / COPY,
     )
-    return kernels * CLOCK / sum(KERNELS.values())
 
 
-def budget(run: PlannedRun, gpu: GPU, gpus: int = 1) -> Budget:
+def rates(gpu: GPU) -> Rates:
+    """Of a GPU: as those that were measured, slower by the peak or by the bandwidth; of a CPU all by the peak."""
+    if isinstance(gpu, CPU):
+        return Rates(**{name: rate * PEAK_CPU / gpu.peak for name, rate in vars(RATES_CPU).items()})
+    slower = dict.fromkeys(("products", "attention"), ON.peak / gpu.peak)
+    slower |= dict.fromkeys(("moved", "elementwise", "loss", "update"), ON.bandwidth / gpu.bandwidth)
+    return Rates(**{name: rate * slower.get(name, 1.0) for name, rate in vars(measured()).items()})
+
+
+def seconds_of(run: PlannedRun, gpu: GPU, sequences: int, *, checkpointing: bool = False) -> float:
+    """Of a forward and backward pass over so many sequences."""
+    work, rate = work_of(run, padded=isinstance(gpu, CPU)), rates(gpu)
+    beside = work.attention * rate.attention + work.elementwise * work.modulated * rate.elementwise
+
+    def products(operations: float) -> float:  # narrow ones are bound by bytes
+        return math.hypot(operations * rate.products, work.moved * rate.moved)
+
+    forward = (products(work.products) + beside) / (1 + flops.BACKWARD) if checkpointing else 0.0
+    each = products(work.products + work.head) + beside + forward + work.loss * rate.loss
+    return sequences * each + work.layers * rate.layer
+
+
+def activations_of(run: PlannedRun, gpu: GPU, sequences: int, *, checkpointing: bool = False) -> float:
+    """Bytes kept for the backward pass over so many sequences."""
+    work, cpu = work_of(run), isinstance(gpu, CPU)
+    each = ACTIVATION_CPU if cpu else ACTIVATION
+    if checkpointing:  # one layer is computed again at a time, and GroupSwap is not checkpointed
+        each = min(each, (STREAM_CPU if cpu else STREAM) + 2 * each / work.layers)
+    return sequences * work.elementwise * each
+
+
+def budget(run: PlannedRun, gpu: GPU, gpus: int = 1, *, checkpointing: bool = False) -> Budget:
     """What a run needs on so many GPUs of a kind, with the fewest pieces that fit, sharded where the state is large.
 
-    Communication runs at the vendor's speed, or at `NETWORK` between machines, and overlaps the passes: it takes time
-    only where it is the longer of the two. This part is not measured: we had one GPU.
+    checkpointing: of activations, in any case; it is taken too where nothing else fits, or where it is faster by a
+    tenth: fewer pieces gather sharded weights less often.
     """
     check_positive(gpus=gpus)
+    if isinstance(gpu, CPU) and gpus > 1:
+        raise ValueError(f"gpus {gpus} of a CPU: expected 1")
     share, rest = divmod(run.settings.batch, gpus)
     if rest or not share:
         raise ValueError(f"batch {run.settings.batch} does not split over {gpus} GPUs: expected a multiple of {gpus}")
+    again = _budget(run, gpu, gpus, share, checkpointing=True)
+    if checkpointing:
+        return again
+    plain = _budget(run, gpu, gpus, share, checkpointing=False)
+    better = again.fits and (not plain.fits or again.step < 0.9 * plain.step)
+    return again if better else plain
+
+
+def _budget(run: PlannedRun, gpu: GPU, gpus: int, share: int, *, checkpointing: bool) -> Budget:
     work, n, usable = work_of(run), run.parameters, USABLE * gpu.memory
     whole = n * (WEIGHT + GRADIENT + MOMENTS + AVERAGE)
     fsdp = gpus > 1 and whole > usable / 2
     state = whole / gpus + _gathered(run) if fsdp else float(whole)
     splits = [pieces for pieces in range(1, share + 1) if share % pieces == 0]
-    sizes = {pieces: ACTIVATION * work.elementwise * share / pieces for pieces in splits}
+    sizes = {p: activations_of(run, gpu, share // p, checkpointing=checkpointing) for p in splits}
     pieces = next((pieces for pieces, size in sizes.items() if state + size <= usable), share)
-    passes = share * seconds_of(work, gpu)
-    sent = n * ((2 * pieces + 1) * WEIGHT if fsdp else 2 * GRADIENT)  # gathered in both passes of a piece; reduced once
-    communication = 0.0 if gpus == 1 else sent / (gpu.link if gpus <= TOGETHER else NETWORK)
-    update = n * UPDATE / (gpus if fsdp else 1) / (COPY * gpu.bandwidth / ON.bandwidth)
-    step = max(passes, communication) + update
+    passes = pieces * seconds_of(run, gpu, share // pieces, checkpointing=checkpointing)
+    sent = n * (2 * pieces * GATHERED + GRADIENT if fsdp else 2 * GRADIENT)  # gathered in both passes; reduced once
+    speed = gpu.link if gpus <= TOGETHER else min(gpu.link, TOGETHER * NETWORK)  # what one GPU got, it hands on
+    communication = 0.0 if gpus == 1 else sent / speed
+    step = max(passes, communication) + n * rates(gpu).update / (gpus if fsdp else 1)
     tokens = run.settings.batch * run.tokens
     return Budget(
         parameters=n,
         steps=run.settings.steps,
         tokens=tokens * run.settings.steps,
         accumulate=pieces,
+        checkpointing=checkpointing,
         fsdp=fsdp,
         state=state,
         activations=sizes[pieces],
@@ -228,4 +317,4 @@ def budget(run: PlannedRun, gpu: GPU, gpus: int = 1) -> Budget:
 def _gathered(run: PlannedRun) -> int:
     """What sharded weights hold whole on each GPU at a time, with gradients: two layers, the embedding, the head."""
     config = run.case.config
-    return (2 * 12 * config.width**2 + 2 * config.vocab * config.width) * (WEIGHT + GRADIENT)
+    return (2 * 12 * config.width**2 + 2 * config.vocab * config.width) * (GATHERED + GRADIENT)

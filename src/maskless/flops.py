@@ -149,6 +149,15 @@ def training_attention(config: Config, problems: Problems) -> int:
     return masked_attention(config, problems.target_offsets.lengths)
 
 
+def padded_attention(config: Config, problems: Problems) -> int:
+    """The same where ragged problems are padded to the longest one, as torch does it without kernels of ours."""
+    n, u = problems.offsets, problems.target_offsets
+    if not isinstance(config, PartitionConfig) or problems.seen is not None or (n.equal and u.equal):
+        return training_attention(config, problems)
+    known, targets = (torch.full((len(problems),), ends.longest) for ends in (n, u))
+    return partition_attention(config, Load(known, targets, known, known * known))
+
+
 def training_vectors(config: Config, problems: Problems) -> int:
     """How many vectors the layers read in a forward pass of training, all layers together."""
     targets = problems.target_offsets.lengths

@@ -1,8 +1,12 @@
-"""GPUs by name: the vendor's figures of what each can do at best."""
+"""GPUs by name: the vendor's figures of what each can do at best; and this machine's processor, measured."""
 
 from __future__ import annotations
 
+import os
+import time
 from dataclasses import dataclass
+
+import torch
 
 GB = 10**9
 
@@ -27,10 +31,29 @@ GPUS = {
 }
 
 
+@dataclass(frozen=True, kw_only=True)
+class CPU(GPU):
+    """A processor with the threads that torch has; its peak is that of a product that was timed."""
+
+
+def this_cpu() -> CPU:
+    """The processor of this machine."""
+    a, b, times = torch.randn(1024, 512), torch.randn(512, 1024), []
+    for _ in range(20):
+        begun = time.perf_counter()
+        a @ b
+        times.append(time.perf_counter() - begun)
+    threads, memory = torch.get_num_threads(), os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    name = f"this CPU with {threads} thread{'s' * (threads > 1)}"
+    return CPU(name=name, peak=2 * a.numel() * 1024 / min(times), bandwidth=1, memory=memory, link=1)
+
+
 def gpu(name: str) -> GPU:
-    """The GPU of this name: h100"""
+    """The GPU of this name, such as h100; or cpu."""
+    if name.lower() == "cpu":
+        return this_cpu()
     if name.lower() not in GPUS:
-        raise ValueError(f"unknown GPU {name!r}: expected one of {', '.join(GPUS)}")
+        raise ValueError(f"unknown GPU {name!r}: expected one of {', '.join(GPUS)}, cpu")
     return GPUS[name.lower()]
 
 

@@ -152,7 +152,9 @@ def test_a_real_process_ends_with_one_line_too(arguments, tmp_path):
 def test_too_little_memory_is_one_line_that_says_what_to_do(error, says, command, monkeypatch):
     monkeypatch.setattr(commands, "app", lambda **_: error())
     ended = command("train", "--text", "my.txt", "--out", "run", "--batch", 10**8)
-    assert one_line(ended).startswith("out of memory: try a smaller --batch, or --accumulate; ")
+    assert one_line(ended).startswith(
+        "out of memory: try --accumulate, --activation-checkpointing or a smaller --batch; "
+    )
     assert says in ended.err
     assert "smaller" not in command("bench").err
 

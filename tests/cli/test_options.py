@@ -66,7 +66,11 @@ NOT_ASKED = ("images", "codec", "warmup", "clip", "commitment")
             train.CODEC_SIZES,
             {"factor": int} | without(types(VQConfig), "multipliers", "channels"),
         ),
-        ([COMMANDS["plan"]], plan.SIZES, without(types(TrainCase), "precision") | {"steps": int, "tokens": float}),
+        (
+            [COMMANDS["plan"]],
+            plan.SIZES,
+            without(types(TrainCase), "precision") | {"steps": int, "tokens": float, "classes": int},
+        ),
         ([BENCH["sample"]], bench.SAMPLING, without(types(SampleCase), "precision") | LISTS),
         ([BENCH["train"]], bench.TRAINING, without(types(TrainCase) | LISTS, "precision", "steps")),
     ],

@@ -1,5 +1,6 @@
 """Preparing: the rows hold the documents, the split is even and fixed, and nothing half-written is left behind."""
 
+import errno
 import itertools
 import json
 import subprocess
@@ -14,8 +15,8 @@ import numpy as np
 import pytest
 
 from maskless.codec.text import TextCodec, byte_codec
+from maskless.data import parts, sources, unpack
 from maskless.data import prepare as module
-from maskless.data import sources, unpack
 from maskless.data.prepare import prepare
 from maskless.data.split import in_valid
 from maskless.data.tokens import open_tokens
@@ -67,6 +68,16 @@ def test_packed_rows_are_the_documents_in_order_with_an_end_after_each(jsonl, tm
         assert split.tokens == len(tokens) == split.rows * 32
         # byte tokens: all but the ends are text; a character cut by the last row counts as the decoder shows it
         assert abs(split.bytes - sum(token != 256 for token in tokens)) <= 3
+
+
+def test_files_are_prepared_as_one_that_holds_them_all(jsonl, tmp_path):
+    lines = jsonl.read_text().splitlines(keepends=True)
+    for name, part in (("a", lines[:7]), ("b", lines[7:300]), ("c", lines[300:])):
+        (tmp_path / f"{name}.jsonl").write_text("".join(part))
+    whole = prepare([jsonl], tmp_path / "whole", codec=BYTES, length=32)
+    out = prepare([tmp_path / f"{name}.jsonl" for name in "abc"], tmp_path / "out", codec=BYTES, length=32)
+    for name in ("train.bin", "valid.bin"):
+        assert (out / name).read_bytes() == (whole / name).read_bytes()
 
 
 def test_wrapped_rows_are_packed_rows_between_begin_and_end(jsonl, tmp_path):
@@ -255,7 +266,9 @@ except OSError:
 
 
 def test_memory_does_not_grow_with_the_text(tmp_path, monkeypatch):
-    monkeypatch.setattr(module, "BATCH_CHARACTERS", 1 << 15)
+    monkeypatch.setattr(parts, "PART_CHARACTERS", 1 << 17)
+    monkeypatch.setattr(parts, "BATCH_CHARACTERS", 1 << 15)
+    monkeypatch.setattr(module, "AT_ONCE", 1 << 15)
     monkeypatch.setattr(sources, "PIECE", 1 << 13)
     monkeypatch.setattr(unpack, "BLOCK", 1 << 13)
     peaks, line = [], "a line of quite ordinary words\n"
@@ -301,3 +314,68 @@ def test_a_line_that_is_too_long_is_named_before_it_is_read(tmp_path):
         prepare([tmp_path / "a.jsonl"], tmp_path / "out", limits=InputLimits(line=150_000), **how)
     assert left_in(tmp_path) == {"a.jsonl"}
     prepare([tmp_path / "a.jsonl"], tmp_path / "out", limits=InputLimits(line=250_000), **how)
+
+
+# Stopped and resumed
+
+
+@pytest.fixture
+def stopped(jsonl, tmp_path, monkeypatch) -> Path:
+    """The folder of a preparation that met a full disk when all but the last of its parts were made."""
+    monkeypatch.setattr(parts, "PART_CHARACTERS", 10_000)
+    monkeypatch.setattr(parts, "BATCH_CHARACTERS", 1_000)
+    with monkeypatch.context() as patch:
+        patch.setattr(module.parts, "_write", full_after(2))
+        with pytest.raises(OSError, match="No space left"):
+            prepare([jsonl], tmp_path / "out", codec=BYTES, length=32)
+    assert left_in(tmp_path) == {jsonl.name, ".out.parts"}
+    assert left_in(tmp_path / ".out.parts") == {"about.json", "00000-00000.npz", "00000-00001.npz"}
+    return tmp_path / "out"
+
+
+def full_after(count: int):
+    write, left = parts._write, itertools.count()
+
+    def written(*given, **how) -> None:
+        if next(left) == count:
+            raise OSError(errno.ENOSPC, "No space left on device")
+        write(*given, **how)
+
+    return written
+
+
+@pytest.mark.parametrize(
+    "change", [{}, {"length": 16, "layout": "padded"}, {"valid": 0.3}, {"codec": None, "vocab": 300}]
+)
+def test_the_same_text_and_tokenizer_resume_and_others_begin_again(change, stopped, jsonl, tmp_path, monkeypatch):
+    how, given = {"codec": BYTES, "length": 32} | change, list[str]()
+    encode = TextCodec.encode_batch
+    monkeypatch.setattr(TextCodec, "encode_batch", lambda this, texts: given.extend(texts) or encode(this, texts))
+    out = prepare([jsonl], stopped, **how)
+    assert given == DOCUMENTS if "vocab" in change else given == DOCUMENTS[-len(given) :] != DOCUMENTS
+    straight = prepare([jsonl], tmp_path / "straight", **how)
+    for name in left_in(straight):
+        assert (out / name).read_bytes() == (straight / name).read_bytes()
+    assert left_in(tmp_path) == {jsonl.name, "out", "straight"}
+
+
+def test_a_text_that_changed_meanwhile_is_not_mixed_with_the_old_one(stopped, jsonl):
+    text = jsonl.read_text()
+    jsonl.write_text(text.replace("document 1 ", "document ", 1).replace("document 2 ", "document   2 ", 1))
+    with pytest.raises(ValueError, match=r"documents.jsonl, .* bytes: it has changed since a part of it was prepared"):
+        prepare([jsonl], stopped, codec=BYTES, length=32)
+    jsonl.write_text(json.dumps({"text": "new " * 9}) + "\n" + text)  # another size: all of it is made again
+    prepare([jsonl], stopped, codec=BYTES, length=32)
+    assert bytes(stream(stopped, "train")[:32]) == b"new " * 8
+
+
+def test_a_part_that_is_lost_and_a_layout_that_does_not_fit_are_named_in_time(jsonl, tmp_path, monkeypatch):
+    encode = parts.encode
+    monkeypatch.setattr(parts, "encode", lambda *given: ())
+    with pytest.raises(ValueError, match=r"\.out\.parts: a part of source 0 is missing; it must be one folder for all"):
+        prepare([jsonl], tmp_path / "out", codec=BYTES, length=32)
+    monkeypatch.setattr(parts, "encode", lambda *given: pytest.fail("encoded") or encode(*given))
+    blank = BYTES.tokenizer.from_str(BYTES.tokenizer.to_str().replace("<|endoftext|>", "<|none|>"))
+    with pytest.raises(ValueError, match="the padded layout needs a bos token, and this tokenizer has none"):
+        prepare([jsonl], tmp_path / "out", codec=TextCodec(blank), length=32, layout="padded")
+    assert left_in(tmp_path) == {jsonl.name}

@@ -24,9 +24,11 @@ PACKERS = {"": bytes} | packed_made.PACKERS
 
 def documents(corpus: Corpus) -> list[str]:
     """Chunks joined into documents, the promises of the stream checked on the way."""
-    found, text, consumed = [], "", 0
-    for n, chunk in enumerate(corpus):
-        assert chunk.unit == n
+    found, text, consumed, unit = [], "", 0, -1
+    for chunk in corpus:
+        assert chunk.unit == unit + 1 or chunk.unit % sources.REMOTE_UNITS == 0  # of the next file that is afar
+        assert chunk.ends
+        unit = chunk.unit
         assert consumed <= chunk.consumed <= corpus.total
         consumed = chunk.consumed
         text += chunk.text

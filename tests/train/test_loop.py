@@ -17,6 +17,7 @@ from maskless.objective import OBJECTIVES, Task, noise
 from maskless.train import loop
 from maskless.train.config import TrainConfig
 from maskless.train.loop import Clock, Progress, is_due, train
+from maskless.train.processes import check_processes
 from maskless.train.tasks import objective_of, tasks_of
 from objective_tasks import loss
 
@@ -53,6 +54,8 @@ def test_the_rate_falls_as_a_cosine_to_zero_and_is_multiplied_by_its_warm_up(war
         ({"seed": -1}, "seed -1 is out of range: expected 0 to 9223372036854775807"),
         ({"seed": 1 << 63}, "seed 9223372036854775808 is out of range: expected 0 to 9223372036854775807"),
         ({"ema": 1.0}, "ema 1.0 is out of range: expected at least 0 and less than 1"),
+        ({"shard_size": 2}, "shard_size 2 without fsdp: expected both, or neither"),
+        ({"shard_size": 0, "fsdp": True}, "shard_size 0 is out of range: expected more than 0"),
         ({"skip_spikes": 0.5}, "skip_spikes 0.5 is out of range: expected more than 1, or 0 for none"),
     ],
 )
@@ -60,6 +63,13 @@ def test_a_wrong_setting_is_named(wrong, says):
     with pytest.raises(ValueError) as raised:
         TrainConfig(**wrong)
     assert str(raised.value) == says
+
+
+def test_shards_go_to_equal_groups():
+    three = SimpleNamespace(num_processes=3, distributed_type=None)
+    with pytest.raises(ValueError, match="shard_size 2 of 3 processes: expected a number that divides them"):
+        check_processes(TrainConfig(batch=6, fsdp=True, shard_size=2), three)
+    check_processes(TrainConfig(batch=6, fsdp=True, shard_size=3), three)
 
 
 TWO_GROUPS = ["pgm", "pgm-released", "pgm-exact"]

@@ -121,11 +121,28 @@ def test_sharded_weights_train_as_whole_ones(start_two, configure, losses, tmp_p
     found = json.loads((tmp_path / "found.json").read_text())
     for model, config in configs.items():
         assert found[model]["sharded"]
+        assert found[model]["gathered"] == "torch.float32"
         single, double = complete(tmp_path / f"single-{model}", config), tmp_path / model / "shard"
         same_losses(losses(double), losses(single))
         assert len(losses(single)) == 8
         ours, expected = (validations(folder)[-1] for folder in (double, single))
         assert ours["validation"] == pytest.approx(expected["validation"], abs=5 * (ours["error"] + expected["error"]))
+
+
+def test_weights_gathered_in_half_precision_train_as_whole_ones_to_that_precision(
+    start_several, configure, losses, tmp_path
+):
+    """By two groups of two processes, each group with all weights (HSDP)."""
+    config = configure(**CHAIN, activation_checkpointing=True)
+    run = in_full(tmp_path / "chain", config)
+    end_well(start_several(4, TOGETHER, "half", tmp_path / "found.json", run))
+    found = json.loads((tmp_path / "found.json").read_text())["chain"]
+    assert found["sharded"]
+    assert found["mesh"] == [2, 2]
+    assert found["gathered"] == "torch.bfloat16"
+    ours, expected = losses(run / "half"), losses(complete(tmp_path / "single", configure(**CHAIN)))
+    apart = [abs(ours[step][0] / line[0] - 1) for step, line in expected.items()]
+    assert 1e-6 < max(apart) < 2e-3
 
 
 def validations(folder: Path) -> list[dict]:
@@ -182,9 +199,3 @@ def test_two_processes_compare_pictures_as_one(start_two, images, tmp_path, caps
     assert found.keys() == expected.keys()
     for name, value in expected.items():
         assert found[name] == (value if isinstance(value, str) else pytest.approx(value, rel=1e-6)), name
-
-
-def test_data_are_prepared_by_one_process(text, tmp_path, monkeypatch, capsys):
-    monkeypatch.setenv("WORLD_SIZE", "2")
-    assert exit_code_of("prepare", text, "--out", tmp_path / "data") == 2
-    assert capsys.readouterr().err == "error: prepare is the work of one process: start it without a launcher\n"

@@ -37,11 +37,11 @@ def end_well(processes: list) -> None:
 
 @pytest.mark.parametrize("kind", [{"model": "pgm"}, {"model": "mdlm", "skip_spikes": 10.0}])
 def test_a_run_of_four_processes_is_resumed_by_two_and_by_one(kind, training, configure, losses, tmp_path):
-    """It begins as a run of one process, whose states are files."""
+    """It begins as a run of one process, whose states are files. Four are two groups with all weights each (HSDP)."""
     single = complete(tmp_path / "single", configure(**kind))
     several = complete(tmp_path / "several", configure(**kind, steps=2))
-    for processes, steps in ((4, 4), (2, 6), (1, 8)):
-        end_well(training(processes, several, configure(**kind, steps=steps, save_every=2, fsdp=True)))
+    for processes, steps, more in ((4, 4, {"shard_size": 2}), (2, 6, {"activation_checkpointing": True}), (1, 8, {})):
+        end_well(training(processes, several, configure(**kind, **more, steps=steps, save_every=2, fsdp=True)))
     found, expected = losses(several), losses(single)
     assert list(found) == list(expected) == list(range(1, 9))
     for step, line in expected.items():

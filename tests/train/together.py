@@ -2,6 +2,7 @@
 
 together.py agree OUT RUN...   shares the clock and the evaluation of runs
 together.py shard OUT RUN...   trains, saves, evaluates and samples with sharded weights
+together.py half OUT RUN...    the same with products and gathered weights in bfloat16, as on a GPU
 together.py train RUN          resumes a run as the command does, also one with sharded weights
 together.py hang RUN PROCESS   the same, but that a process gets no data for its third step
 """
@@ -16,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from accelerate import DistributedType, PartialState
 from accelerate.state import AcceleratorState
 from torch import Tensor
@@ -24,6 +26,8 @@ from torch.distributed.tensor import DTensor
 from maskless.cli import main
 from maskless.data.tokens import open_tokens
 from maskless.evaluate.likelihood import likelihood
+from maskless.nn import calls
+from maskless.nn.blocks import SelfBlock
 from maskless.nn.causal import CausalConfig, CausalTransformer
 from maskless.train import loop
 from maskless.train import processes as own
@@ -86,6 +90,18 @@ def allow_sharding() -> None:
     AcceleratorState._reset_state()
 
 
+def halve() -> None:
+    """Compute as on a GPU: products in bfloat16, for which sharded weights are gathered so too."""
+    for module in (loop, calls, sys.modules[likelihood.__module__]):
+        module.autocast = lambda device: torch.autocast(device.type, dtype=torch.bfloat16)
+    plugin, gathered = own.FullyShardedDataParallelPlugin, {"mixed_precision_policy": own.GATHERED}
+    own.FullyShardedDataParallelPlugin = lambda **given: plugin(**given | gathered)
+    # Under autocast on CUDA a layer norm takes weights of any type.
+    torch.nn.LayerNorm.forward = lambda this, x: F.layer_norm(
+        x, this.normalized_shape, this.weight.to(x.dtype), this.bias.to(x.dtype), this.eps
+    )
+
+
 def hang(process: int) -> None:
     """Let a process wait for its third step, and the others for it, but not for long."""
     own.PATIENCE = own.LONGER = timedelta(seconds=5)
@@ -99,13 +115,17 @@ def hang(process: int) -> None:
 
 
 def shard(config: RunConfig, folder: Path) -> dict[str, Any]:
-    """Train with sharded weights, stopped and resumed half-way."""
+    """Train with sharded weights, stopped and resumed half-way; four processes are two groups."""
+    groups = {"shard_size": 2} if processes().num_processes == 4 else {}
     half, result = config.train.steps // 2, {"sharded": True}
     Writer.finish = slowly(Writer.finish)
     for last in (half, config.train.steps):
         allow_sharding()
-        this = Run(folder, dataclasses.replace(config, train=dataclasses.replace(config.train, fsdp=True)))
+        this = Run(folder, dataclasses.replace(config, train=dataclasses.replace(config.train, fsdp=True, **groups)))
         result["sharded"] &= all(isinstance(p, DTensor) for p in this.network.parameters())
+        layer = next(m for m in this.network.modules() if isinstance(m, SelfBlock))
+        layer.register_forward_pre_hook(lambda m, _: result.update(gathered=str(next(m.parameters()).dtype)))
+        result["mesh"] = [*next(this.network.parameters()).device_mesh.shape]
         for step in this:
             this.log(step)
             this.evaluate(step.step, 4)
@@ -127,9 +147,11 @@ if __name__ == "__main__":
         sys.argv = ["maskless", "train", "--out", out, "--resume"]
         main()
     found = {}
+    if what == "half":
+        halve()
     for name in map(Path, runs):
         config = RunConfig.read(name)
-        found[name.name] = {"agree": agree, "shard": shard}[what](config, name / what)
+        found[name.name] = {"agree": agree, "shard": shard, "half": shard}[what](config, name / what)
         AcceleratorState._reset_state()
     if processes().is_main_process:
         Path(out).write_text(json.dumps(found))

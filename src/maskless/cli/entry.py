@@ -22,8 +22,8 @@ NO_MEMORY = re.compile("out of memory|can't allocate memory|not enough memory", 
 KEPT = "what was saved before is still there"
 LOOP = "Symlink loop"  # of Path.resolve, before Python 3.13
 LESS = {  # what takes less memory
-    "train": "try a smaller --batch, or --accumulate; ",
-    "distill": "try a smaller --batch, or --accumulate; ",
+    "train": "try --accumulate, --activation-checkpointing or a smaller --batch; ",
+    "distill": "try --accumulate, --activation-checkpointing or a smaller --batch; ",
     "train-codec": "try a smaller --batch; ",
     "evaluate": "try a smaller --batch; ",
     "generate": "try a smaller --n; ",
@@ -76,7 +76,8 @@ def _run() -> Any:
     except OSError as error:
         if error.errno not in FULL and error.filename is None:
             raise
-        kept = f"; {KEPT}{_continued(sys.argv[1:])}" if error.errno in FULL else ""
+        again = _continued(sys.argv[1:])
+        kept = f"; {KEPT}{again}" if error.errno in FULL else again if sys.argv[1:2] == ["prepare"] else ""
         _fail(f"{error.strerror}: {error.filename or 'while writing'}{kept}")
     except (MemoryError, RuntimeError) as error:
         if str(error).startswith(LOOP):
@@ -95,6 +96,8 @@ def _continued(words: list[str]) -> str:
     values = [word.removeprefix("--out=") for word in words if word.startswith("--out=")]
     values += [value for word, value in itertools.pairwise(words) if word == "--out"]
     keeps = command == ["evaluate"] and bool(values) and Path(values[-1]).is_file()
+    if command == ["prepare"] and values:
+        keeps = next(Path(values[-1]).parent.glob(f".{Path(values[-1]).name}.parts/*.npz"), None) is not None
     if keeps or command == ["reproduce"]:  # which do nothing twice
         return f"; continue with: {shlex.join(['maskless', *words])}"
     if values and command[0] in RESUMABLE and (Path(values[-1]) / RESUMABLE[command[0]]).exists():

@@ -24,6 +24,7 @@ SIZES: Options = {  # the fields of `TrainCase`, less the precision, and how lon
     "batch": Option(int, "Global batch size. Default: 32."),
     "steps": Option(int, "Training steps."),
     "tokens": Option(float, "Instead of --steps: tokens of the whole run, such as 20e9."),
+    "classes": Option(int, "Pictures: so many classes; --length is without the BOS."),
 }
 DAY, HOUR, MINUTE = 86_400, 3_600, 60
 
@@ -32,9 +33,12 @@ DAY, HOUR, MINUTE = 86_400, 3_600, 60
 def plan(
     *,
     recipe: Annotated[str | None, typer.Argument(help="A row of the paper's tables, by name; or give sizes.")] = None,
-    gpu: Annotated[str, typer.Option(help="h200, h100, a100, l40s or rtx4090.")] = "h200",
+    gpu: Annotated[str, typer.Option(help="h200, h100, a100, l40s or rtx4090; cpu: this machine's.")] = "h200",
     gpus: Annotated[int, typer.Option(help="How many.")] = 1,
     sizes: Annotated[Given, SIZES],
+    activation_checkpointing: Annotated[
+        bool, typer.Option("--activation-checkpointing", help="Also where memory does not need it.")
+    ] = False,
     as_json: JSON = False,
 ) -> None:
     """Estimate what training will need: memory, speed, time and disk. Nothing is trained, and no GPU is needed.
@@ -47,26 +51,28 @@ def plan(
     from maskless.gpus import gpu as find
 
     kind, wanted = find(gpu), budgets.planned(recipe, **sizes)
-    found = budgets.budget(wanted, kind, gpus)
+    found = budgets.budget(wanted, kind, gpus, checkpointing=activation_checkpointing)
     if as_json:
         told = dataclasses.asdict(found) | {"memory": found.memory, "fits": found.fits, "seconds": found.seconds}
         print(json_text(told, indent=1))
         return
     batch = f"{wanted.settings.batch} x {wanted.tokens} tokens"
-    say(f"{wanted.case.name}, {_many(found.parameters)} parameters, on {gpus} x {kind.name}")
+    on = kind.name if gpu.lower() == "cpu" else f"{gpus} x {kind.name}"
+    say(f"{wanted.case.name}, {_many(found.parameters)} parameters, on {on}")
     say(f"  {found.steps:,} steps of {batch}, {_many(found.tokens)} in all")
-    for name, said in _told(found, gpus).items():
+    for name, said in _told(found, gpus, "" if gpu.lower() == "cpu" else " a GPU").items():
         say(f"  {name:<10} {said}")
 
 
-def _told(found: Budget, gpus: int) -> dict[str, str]:
-    flags = " ".join([f"--accumulate {found.accumulate}"] * (found.accumulate > 1) + ["--fsdp"] * found.fsdp)
-    held = f"{_gib(found.memory)} of {_gib(found.usable)} a GPU: state {_gib(found.state)}"
-    held += f", activations {_gib(found.activations)}" + (f"; with {flags}" if flags else "")
+def _told(found: Budget, gpus: int, each: str) -> dict[str, str]:
+    flags = [f"--accumulate {found.accumulate}"] * (found.accumulate > 1) + ["--fsdp"] * found.fsdp
+    flags += ["--activation-checkpointing"] * found.checkpointing
+    held = f"{_gib(found.memory)} of {_gib(found.usable)}{each}: state {_gib(found.state)}"
+    held += f", activations {_gib(found.activations)}" + (f"; with {' '.join(flags)}" if flags else "")
     if not found.fits:
         held += "; DOES NOT FIT: take more GPUs, or shorter sequences"
-    speed = f"{found.tokens_per_second:,.0f} tokens/s, {found.tokens_per_second / gpus:,.0f} a GPU"
-    apart = found.communication > found.step / 2
+    speed = f"{found.tokens_per_second:,.0f} tokens/s" + f", {found.tokens_per_second / gpus:,.0f}{each}" * (gpus > 1)
+    apart = found.communication > 0.9 * found.step
     return {
         "memory": held,
         "speed": f"{speed}, {found.mfu:.0%} of the peak" + "; bound by communication" * apart,

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from datetime import timedelta
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -12,6 +13,10 @@ from maskless.cli.checks import flag, launched_together
 from maskless.cli.options import DEVICE, TOKENIZER, Given, Option, Options, with_tables
 from maskless.terminal import say
 
+if TYPE_CHECKING:
+    from accelerate import PartialState
+
+PATIENCE = timedelta(days=30)
 TEXT: Options = {
     "tokenizer": Option(str, "gpt2, bert, bytes, a hub id, or a file."),
     "vocab": Option(int, "Train a BPE with this vocabulary size instead."),
@@ -30,7 +35,7 @@ PICTURES: Options = {
 @with_tables
 def prepare(
     *,
-    inputs: Annotated[list[str], typer.Argument(help="Files, folders, lm1b, openwebtext or hf:NAME.")],
+    inputs: Annotated[list[str], typer.Argument(help="Files, folders, addresses, lm1b, openwebtext or hf:NAME.")],
     to: Annotated[Path, typer.Option("--out", help="The folder to make.")],
     text: Annotated[Given, TEXT],
     of_pictures: Annotated[Given, PICTURES],
@@ -47,20 +52,23 @@ def prepare(
     maskless prepare reviews.jsonl.xz --out data/reviews --vocab 8192 --length 256
 
     maskless prepare photos/ --out data/photos --codec runs/codec --size 64
+
+    torchrun --nproc-per-node 8 -m maskless prepare hf:NAME --out data/large --tokenizer gpt2 --length 1024
     """
     from maskless.codec.text import codec
     from maskless.data.images import looks_like_images
+    from maskless.data.remote import is_address
     from maskless.data.unpack import InputLimits, in_bytes
 
-    if launched_together():
-        raise ValueError("prepare is the work of one process: start it without a launcher")
     sizes = {"unpacked": max_unpacked, "line": text.get("max_line")}
     limits = InputLimits(**{name: in_bytes(size) for name, size in sizes.items() if size is not None})
     how: Given = {"valid": valid, "overwrite": overwrite, "limits": limits}
-    local = [name for name in inputs if not name.startswith("hf:")]  # of the hub's data --codec says what they are
+    local = [name for name in inputs if not name.startswith("hf:") and not is_address(name)]  # else --codec says it
     if "codec" in of_pictures or (local and looks_like_images(local, limits)):
         for name in text:
             raise ValueError(f"{flag(name)} is for text: these are pictures")
+        if launched_together():
+            raise ValueError("pictures are prepared by one process: start it without a launcher")
         from maskless.cli import pictures
 
         pictures.prepare(inputs, to, device=device, **of_pictures, **how)
@@ -71,9 +79,19 @@ def prepare(
     if {"tokenizer", "vocab"} <= text.keys():
         raise ValueError("--tokenizer and --vocab exclude each other: take a tokenizer, or train one")
     encoding = {"codec": codec(text.pop("tokenizer"))} if "tokenizer" in text else {"vocab": 8192}
-    prepared = show.preparing(inputs, to, **{"length": 256} | encoding | text | how)
+    together = _together() if launched_together() else None
+    prepared = show.preparing(inputs, to, together=together, **{"length": 256} | encoding | text | how)
+    if together is not None and not together.is_main_process:
+        return
     splits = ", ".join(f"{s.rows:,} rows ({s.tokens:,} tokens) {name}" for name, s in prepared.splits.items())
     say(f"{to}: {splits}; vocabulary {prepared.vocab:,}, length {prepared.length}")
+
+
+def _together() -> PartialState:
+    """The processes that share the work. Who is done early waits for the others, however long they take."""
+    from accelerate import PartialState
+
+    return PartialState(cpu=True, timeout=PATIENCE)
 
 
 def convert(

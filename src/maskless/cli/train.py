@@ -46,7 +46,11 @@ TRAINING: Options = {  # the fields of `TrainConfig`
     "label_dropout": Option(float, "Pictures: label dropout, for guidance. Default: 0.1."),
     "seed": Option(int, "Random seed. Default: 0."),
     "compile": Option(bool, "torch.compile; by default on CUDA."),
+    "activation_checkpointing": Option(
+        bool, "Recompute activations: less memory, a third more time.", "--activation-checkpointing"
+    ),
     "fsdp": Option(bool, "Shard the weights over processes.", "--fsdp"),
+    "shard_size": Option(int, "With --fsdp: shard over so many processes, such as a machine's (HSDP). Default: all."),
     "evaluate_every": EVERY,
     "sample_every": Option(int, "Steps between live samples; 0: none."),
     "save_every": EVERY,

@@ -1,10 +1,12 @@
-"""Hugging Face data sets, with the extra `data`: a split by name, all that is to be read, or the pictures of one."""
+"""Hugging Face data sets, with the extra `data`: on disk or as streams, by split, or the pictures of one."""
 
 from __future__ import annotations
 
 import errno
 from collections import Counter
 from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -13,6 +15,8 @@ import numpy as np
 
 from maskless.data.image_files import UNLABELLED, Entry, ImageSource
 from maskless.data.image_pixels import decode
+from maskless.data.remote import asked, is_address
+from maskless.data.remote import place as place_at
 from maskless.data.unpack import extra
 from maskless.terminal import first_line
 
@@ -22,31 +26,102 @@ _LABELS = ("label", "labels", "fine_label", "class", "target")  # of whole numbe
 def load(place: str, split: str | None, *, config: str | None = None, revision: str | None = None) -> Any:
     """A split of a data set, on disk and memory-mapped; without a split, the names of its splits."""
     datasets = extra("datasets", f"the data set {place!r}")
-    try:
+    with _loading(place, datasets):
         if split is None:
             return datasets.get_dataset_split_names(place, config, revision=revision)
         return datasets.load_dataset(place, config, split=split, revision=revision)
+
+
+@contextmanager
+def _loading(place: str, datasets: Any) -> Iterator[None]:
+    """What is wrong with a data set, in one line."""
+    try:
+        yield
     except (OSError, ValueError, LookupError, RuntimeError, datasets.exceptions.DatasetsError) as error:
         if isinstance(error, OSError) and error.errno == errno.ENOSPC:
             raise
         raise ValueError(f"cannot load the data set {place!r}: {first_line(error)}") from error
 
 
-def splits(given: str) -> Iterator[tuple[str | None, Any]]:
-    """What NAME[@CONFIG][:SPLIT] names, by side: if it is no split, the validation or test split is held out."""
+def _wanted(given: str) -> tuple[str, str | None, list[tuple[str | None, str]]]:
+    """Place and configuration of NAME[@CONFIG][:SPLIT], and its splits by side.
+
+    If no split is named, the validation or test split is held out.
+    """
     name, _, split = given.partition(":")
     place, _, config = name.partition("@")
-    read = partial(load, place, config=config or None)
     if split:
-        yield None, read(split)
-        return
-    names = read(None)
+        return place, config or None, [(None, split)]
+    names = load(place, None, config=config or None)
     if "train" not in names:
         raise ValueError(f"the data set {place!r} has no split 'train'; add :SPLIT with one of {', '.join(names)}")
     held_out = next((name for name in ("validation", "valid", "test") if name in names), None)
-    yield "train" if held_out else None, read("train")
-    if held_out:
-        yield "valid", read(held_out)
+    if held_out is None:
+        return place, config or None, [(None, "train")]
+    return place, config or None, [("train", "train"), ("valid", held_out)]
+
+
+def splits(given: str) -> Iterator[tuple[str | None, Any]]:
+    """What NAME[@CONFIG][:SPLIT] names, by side, on disk."""
+    place, config, wanted = _wanted(given)
+    for side, split in wanted:
+        yield side, load(place, split, config=config)
+
+
+# Streams
+
+
+@dataclass(frozen=True)
+class Streamed:
+    """A split that is read as it is asked for, and stays where it is.  size: of a shard, about, in bytes."""
+
+    place: str
+    data: Any
+    size: int
+    identity: str  # changes where the data set does
+
+    def shards(self) -> list[Any]:
+        """As many streams as the split has files."""
+        n = self.data.num_shards
+        return [self.data.shard(n, number) for number in range(n)]
+
+
+def stream(place: str, split: str, *, config: str | None = None, revision: str | None = None) -> Streamed:
+    """A split of a data set."""
+    datasets = extra("datasets", f"the data set {place!r}")
+    with _loading(place, datasets):
+        builder = datasets.load_dataset_builder(place, config, revision=revision)
+        data = builder.as_streaming_dataset(split)
+        told = (builder.info.splits or {}).get(split)
+        files = (builder.config.data_files or {}).get(split, [])
+        size = told.num_bytes // data.num_shards if told and told.num_bytes else _size(files)
+    return Streamed(place, data, max(1, size), f"{place} {builder.hash} {split}")
+
+
+def streams(given: str) -> Iterator[tuple[str | None, Streamed]]:
+    """What NAME[@CONFIG][:SPLIT] names, by side, as streams."""
+    place, config, wanted = _wanted(given)
+    for side, split in wanted:
+        yield side, stream(place, split, config=config)
+
+
+def _size(files: Sequence[str]) -> int:
+    """Of the first file; 0 where there is none."""
+    return next((int((place_at(file) if is_address(file) else Path(file)).stat().st_size) for file in files), 0)
+
+
+def batches(place: str, data: Any) -> Iterator[dict[str, Any]]:
+    """The rows of a split or of a shard, a hundred at once, by column."""
+    found = data.iter(batch_size=100)
+    while (batch := asked(place, next, found, None)) is not None:
+        yield batch
+
+
+def check_field(place: str, data: Any, field: str) -> None:
+    """Raise a ValueError if a data set has no such column."""
+    names = data.column_names or list(next(iter(data.take(1)), {field: None}))
+    if field not in names:
+        raise ValueError(f"the data set {place!r} has no field {field!r}, it has {', '.join(names)}")
 
 
 # Pictures

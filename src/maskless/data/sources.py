@@ -5,13 +5,14 @@ from __future__ import annotations
 import codecs
 import io
 import json
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
+from itertools import pairwise
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from maskless.data import hub
+from maskless.data import hub, remote
 from maskless.data.cuts import Cut, at_line_ends, between_words, evenly
 from maskless.data.detokenize import detokenize
 from maskless.data.unpack import LIMITS, InputLimits, in_words, kind, unpacked
@@ -28,18 +29,22 @@ TEXT_SUFFIXES = (".txt", ".text", ".md")
 LM1B = ("dvruette/lm1b", None)
 OPENWEBTEXT = ("Skylion007/openwebtext", "79d93d786212f7344586290adb811d4ae6a1762c")
 OPENWEBTEXT_VALID = 100_000  # the last documents, held out as in the released code of the paper
+OPENWEBTEXT_SHARDS = 64
+REMOTE_UNITS = 1 << 40  # more than any one source has
 
 
 class Chunk(NamedTuple):
     """A document or a part of one, short enough to be encoded: a tokenizer takes 200 bytes for each character.
 
     last: it ends its document.  unit: the number of what stays together in the train/valid split.
-    consumed: bytes of input read so far.  split: the side its data set puts it on, None if that is left open.
+    ends: it ends its unit.  consumed: bytes of input read so far.  split: the side its data set puts it on, None if
+    that is left open.
     """
 
     text: str
     last: bool
     unit: int
+    ends: bool
     consumed: int = 0
     split: str | None = None
 
@@ -49,11 +54,25 @@ Part = tuple[str, bool, int]  # a chunk before its source has a place among othe
 
 @dataclass(frozen=True)
 class TextSource:
-    """One file, or one split of a data set: `parts` starts reading it from the beginning."""
+    """One file, or one shard of a data set: `parts` starts reading it from the beginning.
+
+    remote: it is read from afar, so as seldom as possible; its units have numbers of their own, since nobody counts
+    those of the sources before it.  identity: changes where what is read does.
+    """
 
     size: int
     parts: Callable[[], Iterator[Part]]
     split: str | None = None
+    remote: bool = False
+    identity: str = ""
+
+    def chunks(self, unit: int = 0) -> Iterator[Chunk]:
+        """All of it, its units numbered from `unit` on."""
+        for text, last, consumed in self.parts():
+            for start, end in between_words(text, PIECE):
+                ends = end == len(text)
+                yield Chunk(text[start:end], last and ends, unit, ends, consumed, self.split)
+            unit += 1
 
 
 @dataclass(frozen=True)
@@ -69,13 +88,15 @@ class Corpus:
 
     def __iter__(self) -> Iterator[Chunk]:
         unit = before = 0
-        for source in self.sources:
-            for text, last, consumed in source.parts():
-                for start, end in between_words(text, PIECE):
-                    ends = last and end == len(text)
-                    yield Chunk(text[start:end], ends, unit, before + consumed, source.split)
-                unit += 1
+        for number, source in enumerate(self.sources):
+            for chunk in source.chunks(self.first(number, unit)):
+                unit = unit if source.remote else chunk.unit + chunk.ends
+                yield chunk._replace(consumed=before + chunk.consumed)
             before += source.size
+
+    def first(self, number: int, unit: int) -> int:
+        """The number of a source's first unit; unit: how many the sources on disk before it have."""
+        return number * REMOTE_UNITS if self.sources[number].remote else unit
 
 
 def read(inputs: Sequence[str | Path], *, field: str = "text", limits: InputLimits = LIMITS) -> Corpus:
@@ -83,9 +104,10 @@ def read(inputs: Sequence[str | Path], *, field: str = "text", limits: InputLimi
 
     A text file is one document, in pieces cut at line ends; a JSON lines file has a document in `field` of each line;
     both may be packed (.gz, .xz, .zst); line ends are \\n.  A folder gives its files, sorted, hidden ones left out.
+    Files and folders may be addresses that fsspec knows, such as https://..., s3://... and hf://...
     lm1b and openwebtext are the paper's data (lm1b:PLACE and openwebtext:PLACE take them from a local folder or another
     repository; a folder of that name is ./lm1b); hf:NAME[@CONFIG][:SPLIT] is any other data set, its validation or test
-    split for validation if it has one and no SPLIT is named.
+    split for validation if it has one and no SPLIT is named.  Data sets but for openwebtext are streamed.
     """
     if isinstance(inputs, str | Path):
         raise ValueError(f"inputs is {str(inputs)!r}: expected a list of files, folders or data sets")
@@ -103,30 +125,33 @@ def _resolve(given: str | Path, field: str, limits: InputLimits, alone: bool) ->
     name, _, place = given.partition(":") if isinstance(given, str) else ("", "", "")
     if name in _NAMED:
         return name, list(_NAMED[name](place, field))
-    if name == "hf" and place:
+    if name == "hf" and place and not place.startswith("//"):
         return str(given), list(_any_dataset(place, field))
-    path = Path(given)
-    if path.is_dir():
-        files = _under(path)
-        return path.resolve().name, [_file(p, field, limits, alone and len(files) == 1) for p in files]
-    if path.exists():
-        return path.name, [_file(path, field, limits, alone)]
+    path = remote.place(str(given)) if remote.is_address(given) else Path(given)
+    with remote.reached(given):
+        if path.is_dir():
+            files = _under(path)
+            return path.resolve().name, [_file(p, field, limits, alone and len(files) == 1) for p in files]
+        if path.exists():
+            return remote.name_of(path), [_file(path, field, limits, alone)]
     raise ValueError(f"{given}: no such file or folder, nor a data set ({', '.join(_NAMED)}, hf:NAME)")
 
 
 # Files
 
 
-def _under(folder: Path) -> list[Path]:
+def _under(folder: Any) -> list[Any]:
     wanted = JSON_SUFFIXES + TEXT_SUFFIXES
-    visible = (p for p in folder.rglob("*") if not any(part.startswith(".") for part in p.relative_to(folder).parts))
+    below = ((p, p.as_posix().removeprefix(folder.as_posix())) for p in folder.rglob("*"))
+    visible = (p for p, name in below if not any(part.startswith(".") for part in name.split("/")))
     files = sorted(p for p in visible if kind(p)[0] in wanted and p.is_file() and p.stat().st_size > 0)
     if not files:
         raise ValueError(f"{folder}: no text in this folder; expected files that end in {', '.join(wanted)}")
     return files
 
 
-def _file(path: Path, field: str, limits: InputLimits, alone: bool) -> TextSource:
+def _file(path: Any, field: str, limits: InputLimits, alone: bool) -> TextSource:
+    """A source; path: a `Path`, or what has its methods."""
     if not path.is_file():
         raise ValueError(f"{path}: not a file")
     if kind(path)[0] in (".csv", ".tsv", ".parquet"):
@@ -135,18 +160,18 @@ def _file(path: Path, field: str, limits: InputLimits, alone: bool) -> TextSourc
     if size == 0:
         raise ValueError(f"{path}: the file is empty")
     if kind(path)[0] in JSON_SUFFIXES:
-        return TextSource(size, partial(_documents, path, field, limits))
-    if alone and size < TINY and not kind(path)[1]:
-        return TextSource(size, partial(_pieces, path, limits, max(TINY_PIECE, size // TINY_PIECES), evenly))
-    return TextSource(
-        size, partial(_pieces, path, limits, min(PIECE, max(SHORTEST_PIECE, size // PIECES)), at_line_ends)
-    )
+        parts = partial(_documents, path, field, limits)
+    elif alone and size < TINY and not kind(path)[1]:
+        parts = partial(_pieces, path, limits, max(TINY_PIECE, size // TINY_PIECES), evenly)
+    else:
+        parts = partial(_pieces, path, limits, min(PIECE, max(SHORTEST_PIECE, size // PIECES)), at_line_ends)
+    return TextSource(size, parts, remote=remote.is_address(path), identity=f"{path}, {size:,} bytes")
 
 
-def _blocks(path: Path, limits: InputLimits) -> Iterator[tuple[bytes, int]]:
+def _blocks(path: Any, limits: InputLimits) -> Iterator[tuple[bytes, int]]:
     """Stretches of what is in a file, and how far the reading of the file itself has come."""
     found = False
-    with path.open("rb") as raw:
+    with remote.opened(path) as raw:
         for block in unpacked(path, raw, limits):
             if b"\0" in block:
                 raise ValueError(f"{path}: not text, it holds NUL bytes")
@@ -156,7 +181,7 @@ def _blocks(path: Path, limits: InputLimits) -> Iterator[tuple[bytes, int]]:
         raise ValueError(f"{path}: the file is empty")
 
 
-def _decoded(path: Path, limits: InputLimits) -> Iterator[tuple[str, int]]:
+def _decoded(path: Any, limits: InputLimits) -> Iterator[tuple[str, int]]:
     decoder = io.IncrementalNewlineDecoder(codecs.getincrementaldecoder("utf-8-sig")(), translate=True)
     try:
         consumed = 0
@@ -167,7 +192,7 @@ def _decoded(path: Path, limits: InputLimits) -> Iterator[tuple[str, int]]:
         raise ValueError(f"{path}: not UTF-8 text ({error.reason})") from error
 
 
-def _pieces(path: Path, limits: InputLimits, piece: int, cut: Cut) -> Iterator[Part]:
+def _pieces(path: Any, limits: InputLimits, piece: int, cut: Cut) -> Iterator[Part]:
     """The one document of a plain text file, in pieces; the newest waits until it is known not to be the last."""
     rest, ready, consumed = "", "", 0
     for text, consumed in _decoded(path, limits):
@@ -183,7 +208,7 @@ def _pieces(path: Path, limits: InputLimits, piece: int, cut: Cut) -> Iterator[P
     yield (rest or ready, True, consumed)
 
 
-def _lines(path: Path, limits: InputLimits) -> Iterator[tuple[bytes, int]]:
+def _lines(path: Any, limits: InputLimits) -> Iterator[tuple[bytes, int]]:
     begun, length, number, consumed = list[bytes](), 0, 1, 0
     for block, consumed in _blocks(path, limits):
         first, *others = block.split(b"\n")
@@ -202,7 +227,7 @@ def _lines(path: Path, limits: InputLimits) -> Iterator[tuple[bytes, int]]:
     yield b"".join(begun), consumed
 
 
-def _documents(path: Path, field: str, limits: InputLimits) -> Iterator[Part]:
+def _documents(path: Any, field: str, limits: InputLimits) -> Iterator[Part]:
     """The documents of a JSON lines file; empty ones are left out."""
     found = False
     for number, (line, consumed) in enumerate(_lines(path, limits), start=1):
@@ -237,47 +262,62 @@ def _well_formed(text: str) -> str:
 # Data sets
 
 
-def _rows(data: Any, size: int, field: str, mend: Callable[[str], str] | None) -> Iterator[Part]:
-    texts = (text for batch in data.iter(batch_size=100) for text in batch[field])
-    for done, text in enumerate(texts, start=1):
+def _texts(batches: Iterable[dict[str, Any]], field: str, mend: Callable[[str], str] | None) -> Iterator[str]:
+    for text in (text for batch in batches for text in batch[field]):
         if not isinstance(text, str | None):
             raise ValueError(f"the field {field!r} is a {type(text).__name__}, expected a string")
         if text:
-            yield (mend(text) if mend else text, True, size * done // len(data))
+            yield mend(text) if mend else text
 
 
-def _dataset(
-    data: Any, place: str, field: str, split: str | None = None, mend: Callable[[str], str] | None = None
-) -> TextSource:
-    if field not in data.column_names:
-        raise ValueError(f"the data set {place!r} has no field {field!r}, it has {', '.join(data.column_names)}")
-    if not len(data):
-        raise ValueError(f"the data set {place!r} has no documents in split {data.split}")
-    size = max(1, data.data.nbytes)
-    return TextSource(size, partial(_rows, data, size, field, mend), split)
+def _rows(place: str, data: Any, size: int, field: str, mend: Callable[[str], str] | None) -> Iterator[Part]:
+    """The documents of a shard of about that size; the newest waits until it is known not to be the last."""
+    read, waiting = 0, None
+    for text in _texts(hub.batches(place, data), field, mend):
+        if waiting is not None:
+            yield (waiting, True, min(read, size))
+        waiting, read = text, read + len(text)
+    if waiting is not None:
+        yield (waiting, True, size)
+
+
+def _shards(
+    given: hub.Streamed, field: str, side: str | None, mend: Callable[[str], str] | None = None
+) -> Iterator[TextSource]:
+    """The shards of a split of a data set, each a source that is streamed."""
+    hub.check_field(given.place, given.data, field)
+    for number, shard in enumerate(given.shards()):
+        parts, identity = partial(_rows, given.place, shard, given.size, field, mend), f"{given.identity} {number}"
+        yield TextSource(given.size, parts, side, remote=True, identity=identity)
 
 
 def _lm1b(given: str, field: str) -> Iterator[TextSource]:
     """One Billion Words, detokenised; its test split is for validation, as in the released code."""
     place, revision = (given, None) if given else LM1B
     for name, split in (("train", "train"), ("test", "valid")):
-        yield _dataset(hub.load(place, name, revision=revision), place, field, split, detokenize)
+        yield from _shards(hub.stream(place, name, revision=revision), field, split, detokenize)
 
 
 def _openwebtext(given: str, field: str) -> Iterator[TextSource]:
-    """OpenWebText; its last 100,000 documents are for validation, as in the released code."""
+    """OpenWebText; its last 100,000 documents are for validation, as in the released code: so it has to be on disk."""
     place, revision = (given, None) if given else OPENWEBTEXT
     data = hub.load(place, "train", revision=revision)
+    hub.check_field(place, data, field)
     first = len(data) - OPENWEBTEXT_VALID
     if first <= 0:
         raise ValueError(f"{place!r} has {len(data):,} documents: expected more than {OPENWEBTEXT_VALID:,}")
-    yield _dataset(data.select(range(first)), place, field, "train")
-    yield _dataset(data.select(range(first, len(data))), place, field, "valid")
+    bounds = [*sorted({first * i // OPENWEBTEXT_SHARDS for i in range(OPENWEBTEXT_SHARDS + 1)}), len(data)]
+    for begin, end in pairwise(bounds):
+        size = max(1, data.data.nbytes * (end - begin) // len(data))
+        parts = partial(_rows, place, data.select(range(begin, end)), size, field, None)
+        yield TextSource(
+            size, parts, "train" if end <= first else "valid", identity=f"{place} {revision} {begin}-{end}"
+        )
 
 
 def _any_dataset(given: str, field: str) -> Iterator[TextSource]:
-    place = given.partition(":")[0].partition("@")[0]
-    return (_dataset(data, place, field, side) for side, data in hub.splits(given))
+    for side, found in hub.streams(given):
+        yield from _shards(found, field, side)
 
 
 _NAMED = {"lm1b": _lm1b, "openwebtext": _openwebtext}

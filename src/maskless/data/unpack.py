@@ -13,7 +13,7 @@ import zlib
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import partial
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 from typing import IO, Any, BinaryIO
 
 BLOCK = 1 << 16  # bytes read at once
@@ -115,8 +115,10 @@ def bounded(raw: IO[bytes], most: int, where: object) -> Bounded:
 # Text
 
 
-def kind(path: Path) -> tuple[str, str]:
+def kind(path: Any) -> tuple[str, str]:
     """What is in a file and how it is packed, by its suffixes: ("a.jsonl.gz") -> (".jsonl", ".gz")"""
+    if "?" in str(path) and "://" in str(path):  # what an address asks for is no suffix
+        path = PurePosixPath(str(path).partition("?")[0])
     packed = path.suffix.lower() if path.suffix.lower() in PACKED_SUFFIXES else ""
     return (path.with_suffix("") if packed else path).suffix.lower(), packed
 

@@ -13,7 +13,7 @@ import numpy as np
 from maskless.checkpoint import Model
 from maskless.codec.text import TextCodec
 from maskless.data.image_tokens import holds_images
-from maskless.data.prepare import LAYOUTS, Padded
+from maskless.data.layouts import LAYOUTS, Padded
 from maskless.data.sources import JSON_SUFFIXES, read
 from maskless.data.tokens import DTYPES, Prepared, SplitIndex, TokenRows, open_tokens
 from maskless.data.unpack import kind
@@ -86,8 +86,8 @@ def check_vocabulary(name: str, model: Model, data: Prepared) -> None:
 class _Pieces(Padded):
     """Padded rows of a text that has no documents: each takes the next piece of it that fits."""
 
-    def add(self, ids: Sequence[int], text: str) -> None:
-        self.document_bytes += len(text.encode())
+    def add(self, ids: Sequence[int] | np.ndarray, size: int) -> None:
+        self.document_bytes += size
         rest, room = [*self.document, *ids], self.length - 2
         while len(rest) > room:
             self.document, rest = rest[:room], rest[room:]
@@ -104,7 +104,7 @@ def _plain(name: str, model: Model) -> Iterator[TextSet]:
     rows = layout(codec, model.config.length)
     parts, characters = [], 0
     for chunk in read([name]):
-        rows.add(codec.encode(chunk.text), chunk.text)
+        rows.add(codec.encode(chunk.text), len(chunk.text.encode()))
         characters += len(chunk.text)
         if chunk.last or characters >= ENOUGH:
             rows.end()

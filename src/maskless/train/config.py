@@ -28,7 +28,10 @@ INITIALS = ("open", "released")
 TRACKERS = ("none", *sorted(LOGGER_TYPE_TO_CLASS))
 RAGGED = ("mdlm", "maskgit")  # tasks whose targets vary in number
 # What may change when a run resumes; everything else is as it began.
-CHANGEABLE = ("steps", "minutes", "evaluate_every", "sample_every", "save_every", "log_every", "keep", "skip_spikes")
+CHANGEABLE = (
+    *("steps", "minutes", "evaluate_every", "sample_every", "save_every", "log_every", "keep", "skip_spikes"),
+    *("activation_checkpointing", "shard_size"),
+)
 
 RANGES: dict[str, Callable[[float], bool]] = {
     "more than 0": lambda value: value > 0,
@@ -93,7 +96,9 @@ class TrainConfig(Settings):
     skip_spikes: float = 0.0  # leave out steps whose gradient norm is more than so many times its median; 0: none
     label_dropout: float = 0.1  # of pictures: the share of labels that are hidden, for guidance
     compile: bool | None = None  # by default on CUDA
+    activation_checkpointing: bool = False  # layers keep their inputs alone, for a third more computing
     fsdp: bool = False  # shard the weights over processes
+    shard_size: int | None = None  # of fsdp: over so many of them, each such group with all weights (HSDP); None: all
     sample_every: int | None = 0
     tracker: str = "tensorboard"  # or any other that Accelerate knows (wandb, mlflow, ...), or none
 
@@ -111,8 +116,10 @@ class TrainConfig(Settings):
                 f"objective {self.objective!r} of {self.model} with orders {self.orders!r}: orders belong to a chain"
             )
         super().__post_init__()
-        check_ranges(self, "more than 0", "accumulate")
+        check_ranges(self, "more than 0", "accumulate", "shard_size")
         check_ranges(self, "0 or more", "sample_every", "skip_spikes")
+        if self.shard_size is not None and not self.fsdp:
+            raise ValueError(f"shard_size {self.shard_size} without fsdp: expected both, or neither")
         if 0 < self.skip_spikes <= 1:
             raise ValueError(f"skip_spikes {self.skip_spikes} is out of range: expected more than 1, or 0 for none")
         check_ranges(self, "at least 0 and less than 1", "label_dropout")

@@ -13,11 +13,13 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
 from functools import partial
+from types import MethodType
 from typing import Any
 
 import torch
 from accelerate import Accelerator
 from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
 
 from maskless.data.tokens import TokenRows
 from maskless.nn import autocast, maskgit
@@ -143,7 +145,7 @@ def take_steps(
     clock, device = clock or Clock(0.0), accelerator.device
     world, rank = accelerator.num_processes, accelerator.process_index
     network.train()
-    alone = world == 1 and config.accumulate == 1 and not config.fsdp
+    alone = world == 1 and config.accumulate == 1 and not (config.fsdp or config.activation_checkpointing)
     once = Captured(
         partial(_pass, network, accelerator, work),
         network.parameters(),
@@ -209,6 +211,17 @@ def _pass(network: nn.Module, accelerator: Accelerator, work: Workload, piece: P
 
 def _cost(network: nn.Module, task: Task) -> Tensor:
     return network(task.problems, partial(cost, answers=task.answers, weights=task.weights))
+
+
+def checkpoint_layers(network: nn.Module) -> None:
+    """Let each layer keep its inputs alone, and compute the rest again in the backward pass; gradients are the same."""
+    for module in network.modules():
+        if isinstance(module, SelfBlock | CrossBlock | maskgit.Block):
+            module.forward = MethodType(_recomputed, module)  # type: ignore[method-assign]  # bound: copies have theirs
+
+
+def _recomputed(layer: nn.Module, *given: Any) -> Any:
+    return checkpoint(type(layer).forward, layer, *given, use_reentrant=False)
 
 
 def compile_layers(network: nn.Module, config: TrainConfig, device: torch.device) -> None:

@@ -33,7 +33,7 @@ from maskless.train import state
 from maskless.train.config import MODELS, TrainConfig
 from maskless.train.data import open_data, same_data
 from maskless.train.folder import TAIL, Milestone, RunFolder
-from maskless.train.loop import Progress, compile_layers, train
+from maskless.train.loop import Progress, checkpoint_layers, compile_layers, train
 from maskless.train.processes import accelerator_of, check_processes, processes
 from maskless.train.report import or_unknown, plot_losses
 from maskless.train.sharded import Sharded
@@ -105,6 +105,8 @@ class Run(RunFolder[tuple[Likelihood, list[Text]]]):
         super().__init__(folder, settings, accelerator_of(settings, folder), begun=begun)
         self.seconds_each: float | None = None  # of a sequence that is measured
         network = self.build()
+        if settings.activation_checkpointing:
+            checkpoint_layers(network)
         compile_layers(network, settings, self.accelerator.device)
         self.parameters = sum(p.numel() for p in network.parameters())
         adam = torch.optim.AdamW(network.parameters(), lr=settings.learning_rate, weight_decay=0.0, fused=True)

@@ -133,7 +133,7 @@ def _objective(request: Request, image: bool) -> dict[str, str]:
 
 
 # What a run, a codec's run or a distillation puts in its folder before its first step.
-MADE = ("run.json", "metrics.jsonl", "tensorboard", "data", "distill.json", "round-0", "round-1")
+MADE = ("run.json", "metrics.jsonl", "tensorboard", "data", ".data.parts", "distill.json", "round-0", "round-1")
 
 
 @contextmanager
