@@ -88,8 +88,10 @@ def test_a_number_in_the_environment_stays():
     assert chosen == [[4, 4], 4]
 
 
-@pytest.mark.parametrize(("given", "expected"), [({}, "passive"), ({"OMP_WAIT_POLICY": "active"}, "active")])
-def test_the_command_line_lets_waiting_threads_sleep(given, expected):
+@pytest.mark.parametrize(
+    ("given", "expected"), [({}, "1000"), ({"GOMP_SPINCOUNT": "7"}, "7"), ({"OMP_WAIT_POLICY": "active"}, "None")]
+)
+def test_threads_of_the_command_line_wait_without_keeping_a_core(given, expected):
     """Set before torch is loaded, which reads it then; a setting of the user's stays."""
     script = """
 import os, sys
@@ -99,9 +101,9 @@ sys.argv = ["maskless", "models", "--json"]
 try:
     main()
 except SystemExit:
-    print(early, os.environ["OMP_WAIT_POLICY"], file=sys.stderr)
+    print(early, os.environ.get("GOMP_SPINCOUNT"), file=sys.stderr)
 """
-    unset = {name: value for name, value in os.environ.items() if name != "OMP_WAIT_POLICY"}
+    unset = {name: value for name, value in os.environ.items() if name not in ("GOMP_SPINCOUNT", "OMP_WAIT_POLICY")}
     done = subprocess.run([sys.executable, "-c", script], env=unset | given, capture_output=True, text=True, check=True)
     assert done.stderr.split() == ["True", expected]
 

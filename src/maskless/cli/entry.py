@@ -37,8 +37,10 @@ def main() -> None:
     """Run a command; a user's mistake is one line on stderr and exit code 2."""
     global begun
     begun = time.monotonic()
-    # Threads of torch that wait for others sleep: on a busy machine they would keep the cores from those they wait for.
-    os.environ.setdefault("OMP_WAIT_POLICY", "passive")  # read when torch is loaded, which it is not yet
+    # Threads of torch wait for each other a hundred times per step. They spin meanwhile, by default 300 times as
+    # long, and on a busy machine keep the core from the one they wait for. torch, not loaded yet, reads this.
+    if "OMP_WAIT_POLICY" not in os.environ:
+        os.environ.setdefault("GOMP_SPINCOUNT", "1000")
     threading.excepthook = _thread_failed
     if isinstance(sys.stdout, io.TextIOWrapper):  # the name of a file need not be UTF-8
         sys.stdout.reconfigure(errors="backslashreplace" if sys.stdout.isatty() else "surrogateescape")
