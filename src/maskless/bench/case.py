@@ -19,7 +19,6 @@ from maskless.nn.masked import MaskedConfig
 from maskless.nn.maskgit import MaskGITConfig
 from maskless.nn.partition import CONTEXTS, PartitionConfig
 from maskless.order import COUNTS
-from maskless.paper.line import sized
 from maskless.train.config import IMAGE_MODELS, MODELS, PGM_OBJECTIVES, TEXT_MODELS, TrainConfig
 
 PRECISIONS = {"bf16": torch.bfloat16, "fp32": torch.float32}
@@ -81,8 +80,9 @@ class Case:
     def name(self) -> str:
         """PGM 8/8 x768, MDLM 12 x768, MaskGIT 24 x1024, ..."""
         model, _, more = self.model.partition("-")
-        name = sized(model, width=self.width, layers=self.layers, encoder=self.encoder)
-        return " ".join([name, *["ordered"] * (self.context == "ordered"), *([more] if more else [])])
+        depth = str(self.layers) if self.encoder is None else f"{self.encoder}/{self.layers - self.encoder}"
+        said = ["MaskGIT" if model == "maskgit" else model.upper(), depth, f"x{self.width}"]
+        return " ".join([*said, *["ordered"] * (self.context == "ordered"), *([more] if more else [])])
 
     def network(self, device: torch.device) -> nn.Module:
         """The network with random weights, gates open, so that nothing is trivially zero."""

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
-import re
+import csv
+import json
+from collections.abc import Iterator
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, NamedTuple
 
 PERPLEXITY, GEN_PPL, ENTROPY, ACCURACY = "perplexity", "Gen-PPL", "entropy", "accuracy"
@@ -29,26 +32,25 @@ DATASETS = {
 }
 
 
-def _pgm(encoder: int, decoder: int, width: int = 768, **more: Any) -> tuple[str, dict[str, Any]]:
-    return "pgm", {"width": width, "layers": encoder + decoder, "encoder": encoder, **more}
+def read(name: str) -> Iterator[dict[str, Any]]:
+    """The rows of a CSV beside this file, by column: numbers as such, None where nothing stands."""
+    with (Path(__file__).parent / f"{name}.csv").open(newline="", encoding="utf-8") as file:
+        for row in csv.DictReader(file):
+            yield {column: value(text) for column, text in row.items()}
+
+
+def value(text: str) -> Any:
+    """128, 0.9, true or a word; None for nothing."""
+    try:
+        return json.loads(text) if text else None
+    except ValueError:
+        return text
 
 
 # How each is trained, and its sizes. A recipe of the paper is called by its set, its network, and -200k if cut short.
 NETWORKS: dict[str, tuple[str, dict[str, Any]]] = {
-    "mdlm": ("mdlm", {"width": 768, "layers": 12}),
-    "mdlm-complementary": ("mdlm-complementary", {"width": 768, "layers": 12}),
-    "pgm-8-4": _pgm(8, 4),
-    "pgm-10-2": _pgm(10, 2),
-    "pgm-4-8": _pgm(4, 8),
-    "pgm-6-6": _pgm(6, 6),
-    "pgm-6-6-logsumexp": _pgm(6, 6, queries="logsumexp"),
-    "pgm-6-6-mean": _pgm(6, 6, queries="mean"),
-    "pgm-8-8": _pgm(8, 8),
-    "pgm-10-6": _pgm(10, 6),
-    "pgm-6-6-1024": _pgm(6, 6, width=1024),
-    "maskgit": ("maskgit", {"width": 1024, "layers": 24}),
-    "pgm-12-12": _pgm(12, 12, width=1024),
-    "pgm-14-10": _pgm(14, 10, width=1024),
+    row.pop("name"): (row.pop("model"), {size: n for size, n in row.items() if n is not None})
+    for row in read("networks")
 }
 
 
@@ -56,22 +58,6 @@ def set_and_network(recipe: str) -> tuple[str, str]:
     """The set and the network: owt-pgm-8-8-200k -> owt, pgm-8-8"""
     data, _, network = recipe.removesuffix("-200k").partition("-")
     return data, network
-
-
-def title(recipe: str) -> str:
-    """owt-pgm-6-6-1024 -> PGM 6/6 1024"""
-    model, *more = re.sub(r"(\d+)-(\d+)", r"\1/\2", set_and_network(recipe)[1], count=1).split("-")
-    return " ".join([_shown(model), *more])
-
-
-def sized(model: str, *, width: int, layers: int, encoder: int | None = None) -> str:
-    """PGM 8/8 x768, MDLM 12 x768, ..."""
-    depth = f"{layers}" if encoder is None else f"{encoder}/{layers - encoder}"
-    return f"{_shown(model)} {depth} x{width}"
-
-
-def _shown(model: str) -> str:
-    return "MaskGIT" if model == "maskgit" else model.upper()
 
 
 @dataclass(frozen=True)
@@ -126,7 +112,7 @@ class Curve:
     """The training losses of a recipe, with these weights."""
 
     recipe: str
-    weights: str
+    weights: str = ""
 
 
 Work = Bound | Texts | Pictures | NetworkSpeed | Downstream | Curve
