@@ -1,13 +1,15 @@
-"""Recipes: every row of the paper's tables of perplexity and FID, and our own runs, as values that a command takes.
+"""Recipes: every row of the paper's tables of perplexity and FID, and our own runs, which recipes.toml has.
 
 A recipe names the figures it should reach and where they come from. One that we have not run says so.
 """
 
 from __future__ import annotations
 
+import tomllib
 from collections.abc import Iterator
 from dataclasses import dataclass
 from difflib import get_close_matches
+from pathlib import Path
 from typing import Any
 
 from maskless.paper.line import DATASETS, FID, NETWORKS, PERPLEXITY, SCORE, Bound, Pictures, set_and_network
@@ -53,8 +55,8 @@ class Recipe:
 
 
 # The paper's training, but for the weights: the released ones have no bound (official releases used them).
-_RELEASED = {"warmup": 2_500, "initial": "released"}
-PAPER = {"batch": 512, "learning_rate": 3e-4, "decay": "constant", "weights": "bounded", **_RELEASED}
+PAPER = {"batch": 512, "learning_rate": 3e-4, "decay": "constant", "weights": "bounded"}
+RELEASED = {"warmup": 2_500, "initial": "released"}
 PREPARED = {  # and on how many GPUs the paper trains
     "lm1b": ("lm1b --tokenizer bert --length 128 --layout padded", 8),
     "owt": ("openwebtext --tokenizer gpt2 --length 1024 --layout wrapped", 16),
@@ -73,7 +75,7 @@ def _paper() -> Iterator[Recipe]:
             prepare=prepare,
             length=DATASETS[data].length,
             network=network,
-            train={"model": model, "steps": 200_000 if name.endswith("-200k") else 1_000_000, **PAPER},
+            train={"model": model, "steps": 200_000 if name.endswith("-200k") else 1_000_000, **PAPER, **RELEASED},
             goals=(Goal(PERPLEXITY, line.paper),),
             source="PGM, Tab. 5 (paper's estimator)",
             hardware=f"{gpus} GPUs in the paper",
@@ -81,9 +83,8 @@ def _paper() -> Iterator[Recipe]:
 
 
 # The paper's training, less its weight decay of 0.03, which ours has not.  PGM, Sec. 5.2
-_PICTURES = {"weights": "arccos", "batch": 256, "decay": "cosine"}
+PICTURES = {"steps": 500_000, "learning_rate": 1e-4, "weights": "arccos", "batch": 256, "decay": "cosine"}
 LINEAR = {"rope": "1d"}  # the paper's positions, where data of one's own has rows and columns
-PAPER_PICTURES = {"steps": 500_000, "learning_rate": 1e-4, **_PICTURES, **_RELEASED}
 
 
 def _imagenet() -> Iterator[Recipe]:
@@ -101,7 +102,7 @@ def _imagenet() -> Iterator[Recipe]:
             prepare="imagenet --codec vq_ds8_c2i.pt --size 256",
             length=1 + DATASETS["imagenet"].length,
             network=network,
-            train={"model": model, **PAPER_PICTURES},
+            train={"model": model, **PICTURES, **RELEASED},
             measure="imagenet:valid --steps 64 --guidance 0,1,2,3,4,5,6",
             goals=tuple(goals),
             source="PGM, Tab. 8 and 9 (the validation pictures)",
@@ -109,126 +110,22 @@ def _imagenet() -> Iterator[Recipe]:
         )
 
 
-OWN = "docs/results.md, one seed"
-# name, model, more of the network and of the training, perplexity (None: not run).  docs/results.md
-Rows = list[tuple[str, str, dict[str, Any], dict[str, Any], float | None]]
-REVIEWS = "imdb.jsonl.xz --vocab 8192 --length 256"
-SHORT = {"batch": 256, "steps": 1_500, "warmup": 100, "learning_rate": 1e-3, "decay": "constant"}
-_SPLIT = {"objective": "partition"}
-_REVIEWS_ROWS: Rows = [
-    ("reviews-mdlm", "mdlm", {}, {}, 124.4),
-    ("reviews-mdlm-complementary", "mdlm-complementary", {}, {}, 91.4),
-    ("reviews-pgm", "pgm", {}, _SPLIT, 84.7),
-    ("reviews-pgm-unbounded", "pgm", {}, _SPLIT | {"weights": "released"}, 86.9),
-    ("reviews-pgm-exact", "pgm", {}, _SPLIT | {"weights": "exact"}, 83.7),
-    ("reviews-pgm-ordered", "pgm", {"context": "ordered"}, _SPLIT, 88.2),
-]
-# Models that are shipped: 13.7 MiB in half precision. A row is a whole story, then the end-of-text token up to its end,
-# so that the model knows where stories end. What stands at a position depends on it, and the released GroupSwap cannot
-# tell positions apart while only the first token is known: every text would begin with a blind draw. So: gated.
-# The stories are those that tools/stories.py sampled from stories15M.
-STORIES = "stories.jsonl --vocab 4096 --length 256 --layout padded --valid 0.01"
-SHIPPED = {"batch": 256, "steps": 36_000, "learning_rate": 1.5e-3, "warmup": 500, "decay": "cosine", "ema": 0.999}
-_CHAIN = {"objective": "chain", "orders": "left=20,strands=45,gaps=25,random=10"}
-_STORIES_ROWS: Rows = [
-    ("stories", "pgm", {"context": "ordered", "swap": "gated"}, _CHAIN, 3.016),
-    ("stories-mdlm", "mdlm", {}, {}, 2.460),
-    ("stories-ar", "ar", {}, {}, 1.781),
-]
-
-
-def _texts(rows: Rows, prepare: str, network: dict[str, Any], train: dict[str, Any], hardware: str) -> Iterator[Recipe]:
-    for name, model, sizes, training, perplexity in rows:
-        yield Recipe(
-            name=name,
-            prepare=prepare,
-            length=256,
-            network=network | sizes,
-            train={"model": model, **train, **training},
-            goals=(Goal(PERPLEXITY, perplexity),) if perplexity else (),
-            ran="2026-11-15" if perplexity else Recipe.ran,
-            source=OWN,
-            hardware=hardware,
-        )
-
-
-def _pictures(
-    data: str,
-    images: str,
-    *,
-    codec: dict[str, Any],
-    train_codec: dict[str, Any],
-    network: dict[str, Any],
-    rope: dict[str, Any],
-    train: dict[str, Any],
-    goals: dict[str, tuple[Goal, ...]],
-    **about: str,
-) -> Iterator[Recipe]:
-    """A codec with 256 tokens a picture, and networks of one size on them. rope: of the partition networks."""
-
-    def row(name: str, **fields: Any) -> Recipe:
-        known: dict[str, Any] = {"goals": goals[name], **about} if name in goals else about | {"ran": Recipe.ran}
-        return Recipe(name=f"{data}-{name}", length=257, source=OWN, **known, **fields)
-
-    yield row("codec", command="train-codec", prepare=images, network=codec, train=train_codec)
-    small = {"context": "ordered", "width": 256, "layers": 8}  # to be shipped
-    for name, model, more in (
-        ("pgm", "pgm", rope),
-        ("pgm-ordered", "pgm", rope | {"context": "ordered"}),
-        ("maskgit", "maskgit", {}),
-        ("small", "pgm", rope | small),
-    ):
-        yield row(
-            name,
-            prepare=f"{images} --codec runs/{data}-codec --size {train_codec['size']} --flips",
-            network=network | more,
-            train={"model": model, "warmup": 200, **_PICTURES, **train},
-            measure=f"{images}:train --steps 32 --order confidence --counts arccos-after-one --guidance 0,2,4,6,8",
-        )
+def _own(*groups: str) -> Iterator[Recipe]:
+    """The runs of some groups of recipes.toml."""
+    known = tomllib.loads(Path(__file__).with_name("recipes.toml").read_text(encoding="utf-8"))
+    for group in (known[name] for name in groups):
+        for name, run in group["runs"].items():
+            own = {field: value for field, value in (group | run).items() if field != "runs"}
+            own |= {field: group[field] | run.get(field, {}) for field in ("network", "train")}
+            goals = tuple(Goal(*goal) for goal in run.get("goals", ()))
+            yield Recipe(**own | {"name": name, "goals": goals, "source": "docs/results.md, one seed"})
 
 
 def _all() -> Iterator[Recipe]:
-    """Goals of pictures are FIDs of 10,000 in 32 steps, in confidence order unless they say otherwise."""
     yield from _paper()
-    reviews = {"width": 512, "layers": 12}
-    yield from _texts(_REVIEWS_ROWS, REVIEWS, reviews, SHORT, "one H200, 2 to 3 minutes")
-    stories = {"width": 256, "layers": 6, "dropout": 0.0}
-    yield from _texts(_STORIES_ROWS, STORIES, stories, SHIPPED, "one H200, 22 minutes on a third of it")
+    yield from _own("reviews", "stories")
     yield from _imagenet()
-    yield from _pictures(
-        "cifar10",
-        "cifar-10-batches-bin",
-        codec={"factor": 2, "codes": 1024, "width": 64, "latent": 128},
-        train_codec={"size": 32, "steps": 4_000, "batch": 256, "learning_rate": 5e-4},
-        network={"width": 384, "layers": 12},
-        rope=LINEAR,
-        train={"steps": 4_000, "learning_rate": 1e-3},
-        goals={
-            "codec": (Goal("PSNR", 29.8),),
-            "pgm": (Goal(PERPLEXITY, 44.6), Goal(FID, 31.2, "w = 4")),
-            "pgm-ordered": (Goal(PERPLEXITY, 47.3),),
-            "maskgit": (Goal(PERPLEXITY, 46.8), Goal(FID, 29.3, "w = 4")),
-            "small": (Goal(FID, 44.4, "Halton, w = 3"),),
-        },
-        ran="2026-11-15",
-        hardware="one H200: codec 3 minutes, networks 10 minutes on a third of it",
-    )
-    yield from _pictures(  # for any folder of classes; the goals are those of 40 classes of Tiny ImageNet
-        "pictures64",
-        "pictures64",
-        codec={"factor": 4, "codes": 2048, "width": 64, "latent": 128},
-        train_codec={"size": 64, "steps": 2_500, "batch": 128, "learning_rate": 3e-4},
-        network={"width": 512, "layers": 12},
-        rope={"rope": "2d"},
-        train={"steps": 5_500, "learning_rate": 8e-4},
-        goals={
-            "codec": (Goal("PSNR", 22.0),),
-            "pgm": (Goal(PERPLEXITY, 179.5), Goal(FID, 54.2, "w = 8")),
-            "maskgit": (Goal(PERPLEXITY, 199.2), Goal(FID, 57.4, "w = 8")),
-        },
-        ran="2026-11-16",
-        hardware="one H200: codec 4 minutes, networks 13 minutes on half of it",
-    )
+    yield from _own("cifar10-codec", "cifar10", "pictures64-codec", "pictures64")
 
 
 RECIPES = {recipe.name: recipe for recipe in _all()}
