@@ -23,8 +23,7 @@ FLOORS: list[list[str]] = [
     ["objective", "revision", "draw", "drafts", "speculation", "sampling"],  # the method
     ["engine"],  # the fast path
     [  # the outside world
-        *("files", "shipped", "terminal", "weights", "codec", "frame", "checkpoint", "ema", "data"),
-        *("official", "official_vq"),
+        *("files", "shipped", "terminal", "weights", "codec", "frame", "checkpoint", "ema", "data", "official"),
     ],
     ["decide", "texts", "scores", "images", "pictures", "api"],  # what a user calls
     ["evaluate", "train", "shards", "paper", "bench", "recipes", "budget", "reproduce"],  # procedures

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from maskless import official, official_vq
+from maskless import official
 from maskless.checkpoint import Model
 from maskless.codec.vq import VQ, PixelCodec, VQConfig, read_codec
 from nn.reference import random_state
@@ -139,14 +139,14 @@ def test_the_length_that_a_released_file_says_is_checked(tmp_path, length):
 def test_a_released_tokenizer_cannot_ask_for_more_memory_than_it_has(codec, tmp_path, dtype):
     odd = {"quantize.embedding.weight": torch.zeros(1, dtype=dtype).expand(MUCH, 4)}
     path = saved(tmp_path / "vq.pt", model=codec.state_dict() | odd)
-    refused(official_vq.read, path, "but its tensors claim")
+    refused(official.read_codec, path, "but its tensors claim")
 
 
 def test_a_compressed_archive_is_refused(codec, tmp_path):
     """It would grow a thousandfold; torch writes none."""
     for name, read, content in (
         ("pgm.ckpt", official.read, {"state_dict": random_state(**PGM)}),
-        ("vq.pt", official_vq.read, {"model": codec.state_dict()}),
+        ("vq.pt", official.read_codec, {"model": codec.state_dict()}),
     ):
         path, packed = saved(tmp_path / name, **content), tmp_path / f"packed-{name}"
         with zipfile.ZipFile(path) as source, zipfile.ZipFile(packed, "w", zipfile.ZIP_DEFLATED) as target:

@@ -1,4 +1,4 @@
-"""Reads the checkpoints that the paper's authors released, without running anything from the pickle.
+"""Reads the checkpoints of the paper's authors, and LlamaGen's codecs, without running anything from the pickle.
 
 A released text file is a Lightning checkpoint: `state_dict` with a `backbone.` prefix, `ema.shadow_params` as a list of
 tensors in the order of the parameters, and a configuration of classes from other packages. An image file has
@@ -11,14 +11,15 @@ from __future__ import annotations
 import collections
 import math
 import pickle
+import tomllib
 import types
-from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
+from maskless.codec.vq import VQ, VQConfig
 from maskless.nn.masked import MaskedConfig, MaskedTransformer
 from maskless.nn.maskgit import MaskGIT, MaskGITConfig
 from maskless.nn.partition import PartitionConfig, PartitionTransformer
@@ -28,53 +29,7 @@ QUERY_NAMES = {"learn+freqs": "position", "learn+freqs+mean": "mean", "learn+fre
 BERT_VOCAB, BERT_MASK = 30_522, 103
 HEAD_WIDTH = 64  # of all released networks; a Partition Transformer's file also tells
 
-Names = list[tuple[str, str]]  # released name, ours
-
-
-def _same_parts(parts: tuple[str, ...], *layers: tuple[str, str]) -> Names:
-    return [(f"{theirs}.{part}", f"{ours}.{part}") for theirs, ours in layers for part in parts]
-
-
-_weight = partial(_same_parts, ("weight",))
-_both = partial(_same_parts, ("weight", "bias"))
-
-# In the order of the released parameters (which is the order of the EMA). Where several have one name with us, ours is
-# made of them, one after the other.
-MODULATION = _both(("adaLN_modulation", "modulation.linear"))
-AFTER_ATTENTION = _both(("mlp.0", "mlp.up"), ("mlp.2", "mlp.down")) + MODULATION
-IMAGE_STEM = [("vocab_embed.embedding", "embedding.weight"), *_weight(("cls_embed.embedding_table", "condition"))]
-STEM = [
-    ("vocab_embed.embedding", "embedding.weight"),
-    *_both(("sigma_map.mlp.0", "condition.input"), ("sigma_map.mlp.2", "condition.output")),
-]
-SELF_BLOCK = [
-    *_weight(("norm1", "norm1"), ("attn_qkv", "qkv"), ("attn_out", "out"), ("norm2", "norm2")),
-    *AFTER_ATTENTION,
-]
-SWAP = [
-    ("base_embedding", "start"),
-    *_both(("pre_query_norm", "norm"), ("query_processor", "q")),
-    *_both(("hidden_to_key_value", "kv"), ("output_linear", "out")),
-]
-CROSS_BLOCK = [
-    *_weight(("q_norm1", "norm_q"), ("kv_norm1", "norm_kv"), ("norm2", "norm2")),
-    *_weight(("attn_q", "q"), ("attn_kv", "kv"), ("attn_out", "out")),
-    *AFTER_ATTENTION,
-]
-HEAD = [*_weight(("norm_final", "norm")), *_both(("linear", "linear")), *MODULATION]
-MASKGIT_STEM = [*_weight(("cls_emb", "condition"), ("tok_emb", "head.linear")), ("pos_emb.weight", "places")]
-MASKGIT_BLOCK = [
-    *_both(("mlp.1", "modulation.linear")),
-    *_weight(("ln1", "norm1"), ("attn.wq", "qkv"), ("attn.wk", "qkv"), ("attn.wv", "qkv"), ("attn.wo", "out")),
-    *_weight(("ln2", "norm2"), ("ff.w1", "up"), ("ff.w2", "down"), ("ff.w3", "up")),
-]
-MASKGIT_END = [
-    ("last_norm.norm_final.weight", "head.norm.weight"),
-    ("last_norm.norm_final.bias", "head.norm_bias"),
-    *_both(("last_norm.mlp.1", "head.modulation.linear")),
-    ("head.bias", "head.linear.bias"),
-    ("reg_tokens.weight", "register"),
-]
+UNUSED = "quantize.codebook_used"  # of a codec: a record of the last training batches
 IGNORED = ("inv_freq", "head.weight")  # a constant; and in a MaskGIT, its token vectors under another name
 
 
@@ -88,8 +43,10 @@ def read(path: str | Path, *, weights: str = "ema", queries: str | None = None, 
         raise ValueError(f"unknown weights {weights!r}: expected ema or raw")
     path = Path(path)
     content = _unpickle(path)
-    images = not isinstance(content.get("state_dict"), dict)
-    stored = content["model_state_dict" if images else "state_dict"]
+    images = not isinstance(_entry(content, "state_dict"), dict)
+    stored = _entry(content, "model_state_dict" if images else "state_dict")
+    if not isinstance(stored, dict):
+        raise ValueError(f"{path} is not a released checkpoint: it holds no state_dict")
     state = {_bare(str(name)): value for name, value in stored.items() if isinstance(value, Tensor)}
     settings = _entry(_plain(_entry(content.get("hyper_parameters"), "config")), "model")
     try:
@@ -105,6 +62,43 @@ def read(path: str | Path, *, weights: str = "ema", queries: str | None = None, 
     check_claims(path, [source[name] for name in names if name in source])
     own = outline(make, config, len(source), path).state_dict()
     return filled(make, config, _fitting(path, source, names, own), path)
+
+
+def read_codec(path: str | Path) -> VQ:
+    """The codec of LlamaGen's released image tokenizers (vq_ds8_c2i.pt), its sizes taken from the tensors.
+
+    The weights stand under "model", sometimes beside what else a training run had.
+    """
+    path = Path(path)
+    content = _unpickle(path)
+    stored = content.get("model", content) if isinstance(content, dict) else None
+    tensors = stored.items() if isinstance(stored, dict) else ()
+    state = {str(name): value for name, value in tensors if isinstance(value, Tensor) and name != UNUSED}
+    check_claims(path, list(state.values()))
+    return filled(VQ, _codec_sizes(path, state), state, path).eval()
+
+
+def _codec_sizes(path: Path, state: dict[str, Tensor]) -> VQConfig:
+    try:
+        levels = _depth(state, "encoder.conv_blocks.")
+        blocks = _depth(state, "encoder.conv_blocks.0.res.")
+        width, channels = state["encoder.conv_in.weight"].shape[:2]
+        codes, code_width = state["quantize.embedding.weight"].shape
+        ends = [len(state[f"encoder.conv_blocks.{i}.res.0.conv2.bias"]) for i in range(levels)]
+        latent = len(state["encoder.conv_out.bias"])
+    except KeyError as error:
+        raise ValueError(f"{path} is not a released image tokenizer: it lacks {error}") from None
+    except (ValueError, TypeError):
+        raise ValueError(f"{path} is not a released image tokenizer: its tensors have other shapes") from None
+    return VQConfig(
+        codes=codes,
+        code_width=code_width,
+        latent=latent,
+        width=width,
+        multipliers=tuple(end // width for end in ends),
+        blocks=blocks,
+        channels=channels,
+    )
 
 
 def _fitting(path: Path, source: dict[str, Tensor], names: dict[str, str], own: dict[str, Tensor]) -> dict[str, Tensor]:
@@ -123,23 +117,13 @@ def _fitting(path: Path, source: dict[str, Tensor], names: dict[str, str], own: 
 
 def _names(c: Any) -> dict[str, str]:
     """Released name -> ours for every parameter of a network with this configuration, in the released order."""
-    if isinstance(c, MaskGITConfig):
-        blocks = [(f"transformer.layers.{i}.", f"blocks.{i}.", MASKGIT_BLOCK) for i in range(c.layers)]
-        return _prefixed([("", "", MASKGIT_STEM), *blocks, ("", "", MASKGIT_END)])
-    head = ("output_layer.", "head.", HEAD)
-    if isinstance(c, MaskedConfig):
-        blocks = [(f"blocks.{i}.", f"blocks.{i}.", SELF_BLOCK) for i in range(c.layers)]
-        return _prefixed([("", "", STEM), *blocks, head])
-    encoder = [(f"encoder.blocks.{i}.", f"encoder.{i}.", SELF_BLOCK) for i in range(c.encoder)]
-    decoder = [(f"decoder.layers.{i}.", f"decoder.{i}.", CROSS_BLOCK) for i in range(c.decoder)]
-    layers = [*encoder, ("decoder.group_swap.", "swap.", SWAP), *decoder, head]
-    if c.classes is None:
-        return _prefixed([("", "", STEM), *layers])
-    return _prefixed([("", "", IMAGE_STEM), *layers, ("", "", [("reg_tokens.weight", "registers.weight")])])
-
-
-def _prefixed(tables: list[tuple[str, str, Names]]) -> dict[str, str]:
-    return {theirs + a: ours + b for theirs, ours, table in tables for a, b in table}
+    known = tomllib.loads(Path(__file__).with_suffix(".toml").read_text(encoding="utf-8"))
+    pgm = "pgm" if getattr(c, "classes", None) is None else "pgm-image"
+    kind, names = {MaskGITConfig: "maskgit", MaskedConfig: "mdlm"}.get(type(c), pgm), dict[str, str]()
+    for theirs, ours, table, *count in known["networks"][kind]:
+        for i in range(getattr(c, count[0]) if count else 1):
+            names |= {theirs.format(i) + a: ours.format(i) + b for a, b in known[table].items()}
+    return names
 
 
 def _sizes(
@@ -274,7 +258,7 @@ def _load(file: Any, **kwargs: Any) -> Any:
     return _Unpickler(file, **kwargs).load()
 
 
-def _unpickle(path: Path) -> dict[str, Any]:
+def _unpickle(path: Path) -> Any:
     if path.is_file() and not _begins_as_one(path):
         raise ValueError(f"{path} is damaged or not a checkpoint: neither an archive nor a pickle that torch wrote")
     module: Any = types.SimpleNamespace(Unpickler=_Unpickler, load=_load, __name__="maskless.official")
@@ -282,15 +266,11 @@ def _unpickle(path: Path) -> dict[str, Any]:
         archive = check_archive(path)
         if archive and "constants.pkl" in torch._C.PyTorchFileReader(str(path)).get_all_records():
             raise ValueError("a TorchScript archive holds code")
-        content = torch.load(path, map_location="cpu", pickle_module=module, weights_only=False, mmap=archive)
+        return torch.load(path, map_location="cpu", pickle_module=module, weights_only=False, mmap=archive)
     except FileNotFoundError:
         raise ValueError(f"{path} does not exist") from None
     except Exception as error:
         raise damaged(path, error) from None
-    states = "state_dict", "model_state_dict"
-    if not isinstance(content, dict) or not any(isinstance(content.get(name), dict) for name in states):
-        raise ValueError(f"{path} is not a released checkpoint: it holds no state_dict")
-    return content
 
 
 def _begins_as_one(path: Path) -> bool:

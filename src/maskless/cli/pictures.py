@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from maskless import official_vq, pictures
+from maskless import official, pictures
 from maskless.checkpoint import Model
 from maskless.cli import show
 from maskless.cli.checks import check_places, launched_together
@@ -56,7 +56,7 @@ def prepare(
 def find_codec(name: str) -> ImageCodec:
     """A codec by its folder or its released file, or grey levels as tokens: pixels:17, pixels:8:3."""
     if not name.startswith("pixels:"):
-        return official_vq.read(name) if Path(name).is_file() else read_codec(name)
+        return official.read_codec(name) if Path(name).is_file() else read_codec(name)
     try:
         numbers = [int(part) for part in name.split(":")[1:]]
         return PixelCodec(*numbers)
