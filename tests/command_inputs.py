@@ -10,13 +10,13 @@ import pytest
 import torch
 from PIL import Image
 
+import toy_text
 from maskless.codec.text import byte_codec
-from maskless.data import toy
 from nn.reference import parameters, random_state
 
 
 def text(path: Path) -> None:
-    toy.write(path, 300, seed=0)
+    toy_text.write(path, 300, seed=0)
 
 
 def documents(path: Path) -> None:

@@ -8,11 +8,11 @@ from PIL import Image
 from rich.console import Console
 from rich.text import Text as Line
 
+import toy_text
 from maskless import api, demo
 from maskless.checkpoint import Model
 from maskless.codec.text import train_bpe
 from maskless.codec.vq import PixelCodec
-from maskless.data import toy
 from maskless.mixture import Mixture
 from maskless.texts import document_end
 
@@ -23,7 +23,7 @@ GAPS = "anna has the [3] , so [2] ball ."
 @pytest.fixture(scope="module")
 def folder(tiny, tmp_path_factory) -> Path:
     """Models of every sort that the demonstration takes."""
-    codec = train_bpe(list(toy.corpus(300, 0)), 300)
+    codec = train_bpe(list(toy_text.corpus(300, 0)), 300)
     sizes = {"vocab": codec.vocab, "length": 40, "width": 32}
     made = {
         "pgm": Model(tiny("ordered", scale=0.2, **sizes), codec, "padded", mixture=Mixture.parse("left,strands8")),

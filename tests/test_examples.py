@@ -13,10 +13,10 @@ from nbclient import NotebookClient
 from PIL import Image
 
 import maskless
+import toy_text
 from maskless.checkpoint import Model
 from maskless.codec.text import train_bpe
 from maskless.codec.vq import PixelCodec
-from maskless.data import toy
 from maskless.nn.partition import PartitionConfig, PartitionTransformer
 
 EXAMPLES = Path(__file__).parents[1] / "examples"
@@ -28,7 +28,7 @@ SIZES = {"width": 32, "heads": 2, "encoder": 1, "decoder": 1, "condition": 8}
 @pytest.fixture(scope="module")
 def texts(tmp_path_factory) -> Path:
     """A PGM that draws words of the toy language at random, and nothing but words: their text can be compared."""
-    codec = train_bpe(list(toy.corpus(300, 0)), 460)
+    codec = train_bpe(list(toy_text.corpus(300, 0)), 460)
     torch.manual_seed(0)
     network = PartitionTransformer(PartitionConfig(vocab=codec.vocab, length=64, **SIZES))
     words = [codec.token_text(token)[:1] == " " for token in range(codec.vocab)]

@@ -24,7 +24,6 @@ from maskless.train.config import TrainConfig
 from maskless.train.plan import network_config
 from maskless.train.run import RunConfig, Summary, run
 
-FAMILIES = ("passing",)
 SENTENCES, VOCAB, LENGTH = 30_000, 512, 40
 WIDTH, LAYERS, BATCH, RATE = 64, 4, 32, 4e-3
 SAMPLES = 128
@@ -56,7 +55,7 @@ def show(console: Console, *, minutes: float, seed: int) -> None:
     with tempfile.TemporaryDirectory() as folder:
         with console.status("preparing ..."):
             data = _data(Path(folder), seed)
-        console.print("  " + "\n  ".join(toy.corpus(3, seed + 1, FAMILIES)) + "\n", style="dim", highlight=False)
+        console.print("  " + "\n  ".join(toy.corpus(3, seed + 1)) + "\n", style="dim", highlight=False)
         results = {}
         for model in ("pgm", "mdlm"):
             summary = _train(Path(folder) / model, data, model, minutes / 2, seed, console)
@@ -69,7 +68,7 @@ def show(console: Console, *, minutes: float, seed: int) -> None:
 
 
 def _data(folder: Path, seed: int) -> Prepared:
-    text = toy.write(folder / "toy.jsonl", SENTENCES, seed, FAMILIES)
+    text = toy.write(folder / "toy.jsonl", SENTENCES, seed)
     return open_tokens(prepare([text], folder / "data", vocab=VOCAB, length=LENGTH, layout="padded", valid=0.01))
 
 

@@ -8,9 +8,9 @@ import pytest
 import torch
 
 import maskless
+import toy_text
 from maskless.checkpoint import Model
 from maskless.codec.text import train_bpe
-from maskless.data import toy
 from maskless.mixture import Mixture
 
 LENGTH = 24
@@ -18,7 +18,7 @@ LENGTH = 24
 
 @pytest.fixture(scope="module")
 def codec():
-    return train_bpe(list(toy.corpus(200, 0)), 300)
+    return train_bpe(list(toy_text.corpus(200, 0)), 300)
 
 
 @pytest.fixture(scope="module")

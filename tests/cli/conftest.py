@@ -8,7 +8,7 @@ from running import really
 
 from in_process import Ended
 from maskless.data.prepare import prepare
-from maskless.data.toy import write
+from toy_text import write
 
 
 @pytest.fixture(scope="session")

@@ -15,10 +15,10 @@ from maskless import objective
 from maskless.codec.text import TextCodec
 from maskless.data.prepare import prepare
 from maskless.data.tokens import Prepared, TokenRows, open_tokens
-from maskless.data.toy import write
 from maskless.evaluate.likelihood import Likelihood, likelihood
 from maskless.problems import Problems, dense
 from objective_tasks import loss
+from toy_text import write
 
 V = 300
 

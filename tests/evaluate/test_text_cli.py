@@ -13,7 +13,7 @@ from in_process import done, one_line
 from maskless.checkpoint import Model
 from maskless.codec.text import byte_codec
 from maskless.data.prepare import prepare
-from maskless.data.toy import write
+from toy_text import write
 
 
 @pytest.fixture(scope="module")

@@ -12,12 +12,12 @@ from maskless.bench.tables import FIGURES
 from maskless.cli import app
 from maskless.codec.text import byte_codec
 from maskless.data.prepare import prepare
-from maskless.data.toy import write
 from maskless.paper.line import ACCURACY, PERPLEXITY, TOKENS, Texts
 from maskless.paper.tables import TABLES, table
 from maskless.recipes import RECIPES
 from maskless.reproduce.jobs import SCALES, Options, TablePlan
 from maskless.reproduce.plan import PIECE, plan, sort_out
+from toy_text import write
 
 DOCUMENT = Path(__file__).parents[2] / "docs" / "reproduce.md"
 COMMANDS = get_command(app)

@@ -21,10 +21,10 @@ from typing import Any
 import pytest
 import torch
 
+import toy_text
 from maskless.checkpoint import Model
 from maskless.codec.text import train_bpe
 from maskless.codec.vq import PixelCodec
-from maskless.data import toy
 from maskless.mixture import Mixture
 from tiny_networks import shaken
 
@@ -45,7 +45,7 @@ BROWSERS = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stab
 @pytest.fixture(scope="session")
 def models(tiny: Callable[..., Any]) -> dict[str, Model]:
     """Untrained networks whose answers are far from uniform: a PGM and an MDLM over one BPE, and one of pictures."""
-    codec = train_bpe(list(toy.corpus(300, 0)), 460)
+    codec = train_bpe(list(toy_text.corpus(300, 0)), 460)
     sizes = {"vocab": codec.vocab, "length": 48, "width": 32}
     pgm = tiny("position", scale=0.15, **sizes)
     mdlm = tiny("masked", scale=0.15, **sizes | {"vocab": codec.vocab + 1})

@@ -21,12 +21,12 @@ from torch.distributed import TCPStore
 
 from maskless.data.prepare import prepare
 from maskless.data.tokens import Prepared, open_tokens
-from maskless.data.toy import write
 from maskless.train.codec_loop import CodecConfig
 from maskless.train.config import TrainConfig
 from maskless.train.plan import network_config
 from maskless.train.report import read_metrics
 from maskless.train.run import RunConfig
+from toy_text import write
 
 QUICK = {"steps": 8, "batch": 8, "learning_rate": 1e-3, "warmup": 3, "log_every": 1, "save_every": 3, "seed": 5}
 QUICK |= {"evaluate_every": 0}  # by default it would be after every step

@@ -19,8 +19,8 @@ from maskless.codec.vq import PixelCodec
 from maskless.data.image_prepare import prepare_images
 from maskless.data.prepare import prepare
 from maskless.data.tokens import open_tokens
-from maskless.data.toy import write
 from maskless.train.data import fingerprint
+from toy_text import write
 
 LINE = "changed since {} began (another text, tokenizer, codec or labels): it goes on with the same data only"
 

@@ -11,7 +11,7 @@ from test_data import SHORT, refused
 
 from in_process import exit_code_of
 from maskless.data.prepare import prepare
-from maskless.data.toy import write
+from toy_text import write
 
 
 @pytest.fixture(scope="module")
