@@ -1,11 +1,12 @@
 """What a table takes at a scale: commands to run, one after another, and entries that are read off what they find.
 
-The scales are the paper's, one GPU for minutes, or a toy for a CPU.
+The scales are the paper's, one GPU for minutes, or a toy for a CPU (scales.toml).
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import tomllib
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -18,7 +19,7 @@ from maskless.recipes import Recipe
 OPTIONS = {"learning_rate": "lr"}  # of commands, where they are not called as the settings
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Shrink:
     """What a recipe's sizes are divided by, and what else replaces its settings."""
 
@@ -83,44 +84,14 @@ class Scale:
         return max(1, min(most, K * length // 1024))
 
 
-_QUICK = {"learning_rate": 1e-3, "initial": "open"}
-_TOY = {"batch": 8, "warmup": 1, "tracker": "none", "evaluate_every": 0, "sample_every": 0, "ema": 0.9, **_QUICK}
-SCALES = {
-    scale.name: scale
-    for scale in (
-        Scale(name="paper"),
-        Scale(
-            name="small",
-            text=Shrink(width=2, layers=1, steps=400, more={"batch": 256, "warmup": 100, **_QUICK}),
-            pictures=Shrink(width=2, layers=2, steps=125, more={"warmup": 200, **_QUICK}),
-            prepare=("--vocab", "8192", "--length", "256"),
-            length=256,
-            codec="",
-            texts=("--texts", "256"),
-            drawn=("--samples", "5000"),
-            answers=("--limit", "200"),
-            distill=("--rounds", "5", "--steps-per-round", "200"),
-            most_steps=256,
-            repeat=3,
-        ),
-        Scale(
-            name="toy",
-            text=Shrink(width=24, layers=6, steps=100_000, more=_TOY),
-            pictures=Shrink(width=32, layers=12, steps=250_000, more=_TOY),
-            prepare=("--vocab", "300", "--length", "16"),
-            length=16,
-            codec="pixels:4",
-            pixels=8,
-            bound=("--sequences", "8", "--samples", "2"),
-            texts=("--texts", "4"),
-            drawn=("--samples", "10"),
-            answers=("--limit", "4"),
-            distill=("--rounds", "1", "--steps-per-round", "2", "--batch", "4", "--tracker", "none"),
-            sizes={"layers": 2, "width": 32, "vocab": 300, "length": 16, "batch": 2},
-            repeat=1,
-        ),
-    )
-}
+def _scales() -> Iterator[Scale]:
+    for name, given in tomllib.loads(Path(__file__).with_name("scales.toml").read_text(encoding="utf-8")).items():
+        fields: dict[str, Any] = {key: tuple(one) if isinstance(one, list) else one for key, one in given.items()}
+        fields |= {data: Shrink(**given[data]) for data in ("text", "pictures") if data in given}
+        yield Scale(name=name, **fields)
+
+
+SCALES = {scale.name: scale for scale in _scales()}
 
 
 def scale(name: str) -> Scale:
