@@ -11,9 +11,8 @@ Shapes: B sequences, L length, S problems, U targets, V vocabulary.
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import asdict, dataclass, replace
-from functools import partial
 from typing import Any
 
 import torch
@@ -69,114 +68,82 @@ def leak(
         raise ValueError(f"tokens {tuple(tokens.shape)}: expected (B, L) with 1 sequence or more of 2 tokens or more")
     if vocab < 2:
         raise ValueError(f"vocab {vocab} is out of range: expected 2 or more, so that a token can change")
+    generator = torch.Generator().manual_seed(seed)
     with evaluating(network):
-        generator = torch.Generator().manual_seed(seed)
-        if isinstance(network, CausalTransformer):
-            return _probe_order(network, tokens, vocab, generator, _causal)
-        found = _probe_groups(network, tokens, vocab, objective, labels, generator)
-        if not chains(network):
-            return found
+        return _found(network, tokens, vocab, _probes(network, tokens, objective, labels, generator), generator)
+
+
+@dataclass(frozen=True)
+class _Probe:
+    """Problems of tokens (B, L), and what must not be seen in them."""
+
+    problems: Callable[[Tensor], Problems]
+    changes: list[tuple[Tensor, Tensor]]  # (B, L) tokens that change, and (U,) predictions that must not move
+    chosen: Tensor | None = None  # (U,) predictions that are derived
+    unseen: Tensor | None = None  # (T,) the tokens that those must not see; None: those of the odd problems
+
+
+def _probes(
+    network: Network, tokens: Tensor, objective: Objective, labels: Tensor | None, generator: torch.Generator
+) -> Iterator[_Probe]:
+    every = torch.ones_like(tokens, dtype=torch.bool)
+    if isinstance(network, CausalTransformer):
+        order = torch.arange(tokens.shape[1]).expand_as(tokens)
+        yield replace(_along(order, lambda given: causal(given, given, given, every).problems, tokens), chosen=None)
+        return
+    t = torch.rand(len(tokens), generator=generator, dtype=torch.float64) * 0.5 + 0.25  # an empty group sees nothing
+    u = torch.rand(tokens.shape, generator=generator, dtype=torch.float64)
+
+    def in_groups(given: Tensor) -> Problems:
+        return objective(given, t, u, every).labelled(labels).problems
+
+    plain = in_groups(tokens)
+    owner = plain.target_offsets.owner  # problem 2b predicts the second group of row b, problem 2b + 1 the first
+    groups = [owner % 2 == number for number in (0, 1)]
+    places = [(owner[own] // 2, plain.targets[own]) for own in groups]
+    changed = [torch.zeros_like(every).index_put(where, torch.tensor(True)) for where in places]
+    yield _Probe(in_groups, list(zip(changed, groups, strict=True)), groups[0])
+    if chains(network):
         lead = int(objective is pgm_arccos)  # the BOS of pictures, which comes first
         order = torch.rand(tokens.shape, generator=generator)
         order = torch.cat([torch.full_like(order[:, :lead], -1), order[:, lead:]], 1).argsort(1)
-        build = partial(_chain, order=order, lead=lead, labels=labels)
-        return _both(found, _probe_order(network, tokens, vocab, generator, build, order))
+        starts = torch.full((len(tokens),), lead)
+        ends = torch.full_like(starts, tokens.shape[1])
+        yield _along(order, lambda given: chain(given, order, starts, ends)[0].labelled(labels), tokens)
 
 
-def _probe_groups(
-    network: Network,
-    tokens: Tensor,
-    vocab: int,
-    objective: Objective,
-    labels: Tensor | None,
-    generator: torch.Generator,
-) -> Leak:
-    B, L = tokens.shape
-    t = torch.rand(B, generator=generator, dtype=torch.float64) * 0.5 + 0.25  # an empty group would see nothing
-    u, other = torch.rand(B, L, generator=generator, dtype=torch.float64), _other(tokens, vocab, generator)
-
-    def problems(given: Tensor) -> Problems:
-        return objective(given, t, u, torch.ones_like(given, dtype=torch.bool)).labelled(labels).problems
-
-    plain = problems(tokens)
-    owner = plain.target_offsets.owner  # problem 2b predicts the second group of row b, problem 2b + 1 the first
-
-    def changed(own: Tensor) -> Tensor:
-        return tokens.index_put((owner[own] // 2, plain.targets[own]), other[owner[own] // 2, plain.targets[own]])
-
-    groups = [owner % 2 == number for number in (0, 1)]
-    found = _probe(network, plain, [(problems(changed(own)), own) for own in groups])
-    return replace(found, gradient=_gradient(network, plain, groups[0].nonzero()[:, 0]))
+def _along(order: Tensor, problems: Callable[[Tensor], Problems], tokens: Tensor) -> _Probe:
+    """Tokens change from a place of an order on: what is predicted up to and at that place must not move."""
+    plain, rank, L = problems(tokens), order.argsort(1), tokens.shape[1]
+    within, skipped = plain.target_offsets.within, L - len(plain.targets) // len(tokens)  # never predicted
+    places = sorted({skipped, L // 4, L // 2, 3 * L // 4, L - 2} - set(range(skipped)))
+    half = (L - skipped) // 2  # the first half of the predictions see less than half of the context
+    changes = [(rank >= place, within <= place - skipped) for place in places]
+    return _Probe(problems, changes, within < half, plain.offsets.within >= skipped + half)
 
 
-def _probe(network: Network, plain: Problems, changes: Iterable[tuple[Problems, Tensor]]) -> Leak:
-    """What moves from plain problems to changed ones: of those (U,) that must not see the change, and of the others."""
-    before = _logits(network, plain)
-    moved, furthest, looked, seen, others = 0, 0.0, 0, 0, 0
-    for changed, own in changes:
-        apart = (_logits(network, changed) - before).nan_to_num(0.0).abs().amax(-1)  # inf - inf: never drawn
-        moved, looked = moved + int((apart[own] > 0).sum()), looked + int(own.sum())
-        seen, others = seen + int((apart[~own] > 0).sum()), others + int((~own).sum())
-        furthest = max(furthest, float(apart[own].max()) if own.any() else 0.0)
-    return Leak(moved, furthest, None, looked, seen / others)
+def _found(network: Network, tokens: Tensor, vocab: int, probes: Iterable[_Probe], generator: torch.Generator) -> Leak:
+    """What moves when tokens change, of the predictions that must not see it, and of the others."""
+    moved, furthest, looked, seen, others, gradients = 0, 0.0, 0, 0, 0, list[float | None]()
+    for probe in probes:
+        plain = probe.problems(tokens)
+        before = _logits(network, plain)
+        other = (tokens + torch.randint(1, vocab, tokens.shape, generator=generator)) % vocab  # another id everywhere
+        for changed, own in probe.changes:
+            after = _logits(network, probe.problems(torch.where(changed, other, tokens)))
+            apart = (after - before).nan_to_num(0.0).abs().amax(-1)  # inf - inf: never drawn
+            moved, looked = moved + int((apart[own] > 0).sum()), looked + int(own.sum())
+            seen, others = seen + int((apart[~own] > 0).sum()), others + int((~own).sum())
+            furthest = max(furthest, float(apart[own].max()) if own.any() else 0.0)
+        gradients.append(_gradient(network, plain, probe.chosen, probe.unseen))
+    gradient = max((one for one in gradients if one is not None), default=None)
+    return Leak(moved, furthest, gradient, looked, seen / others)
 
 
-def _causal(tokens: Tensor) -> Problems:
-    return causal(tokens, tokens, tokens, torch.ones_like(tokens, dtype=torch.bool)).problems
-
-
-def _chain(tokens: Tensor, order: Tensor, lead: int, labels: Tensor | None) -> Problems:
-    starts = torch.full((len(tokens),), lead)
-    return chain(tokens, order, starts, torch.full_like(starts, tokens.shape[1]))[0].labelled(labels)
-
-
-def _probe_order(
-    network: Network,
-    tokens: Tensor,
-    vocab: int,
-    generator: torch.Generator,
-    build: Callable[[Tensor], Problems],
-    order: Tensor | None = None,
-) -> Leak:
-    """Tokens change from a place of an order on; what is predicted up to and at that place must not move.
-
-    build: makes of tokens (B, L) the problems of every row, whose targets follow the order (left to right by default).
-    """
-    B, L = tokens.shape
-    rank, other = torch.arange(L) if order is None else order.argsort(1), _other(tokens, vocab, generator)
-    plain = build(tokens)
-    within, predicted = plain.target_offsets.within, len(plain.targets) // B
-    lead = L - predicted  # places that are never predicted
-    places = sorted({lead, L // 4, L // 2, 3 * L // 4, L - 2} - set(range(lead)))
-    changes = ((build(torch.where(rank >= place, other, tokens)), within <= place - lead) for place in places)
-    found = _probe(network, plain, changes)
-    if order is None:
-        return found
-    half = (within < predicted // 2).nonzero()[:, 0]  # they see less than half of the context
-    unseen = plain.offsets.within >= lead + predicted // 2
-    return replace(found, gradient=_gradient(network, plain, half, unseen))
-
-
-def _both(one: Leak, other: Leak) -> Leak:
-    """What two probes found together."""
-    looked = one.predictions + other.predictions
-    gradients = [found.gradient for found in (one, other) if found.gradient is not None]
-    return Leak(
-        moved=one.moved + other.moved,
-        furthest=max(one.furthest, other.furthest),
-        gradient=max(gradients) if gradients else None,
-        predictions=looked,
-        seen=(one.seen * one.predictions + other.seen * other.predictions) / looked,
-    )
-
-
-def _gradient(network: Network, problems: Problems, chosen: Tensor, unseen: Tensor | None = None) -> float | None:
-    """The largest gradient of the chosen targets' logits with respect to embedded tokens that they must not see.
-
-    unseen (T,): which tokens of the contexts those are; by default those of the odd problems.
-    """
+def _gradient(network: Network, problems: Problems, chosen: Tensor | None, unseen: Tensor | None) -> float | None:
+    """The largest gradient of the chosen targets' logits with respect to embedded tokens that they must not see."""
     embedding = getattr(network, "embedding", None)
-    if not isinstance(embedding, nn.Module):
+    if chosen is None or not isinstance(embedding, nn.Module):
         return None
     kept: list[Tensor] = []
     own = threading.get_ident()
@@ -195,22 +162,14 @@ def _gradient(network: Network, problems: Problems, chosen: Tensor, unseen: Tens
             found = torch.autograd.grad(asked[asked.isfinite()].square().sum(), kept, allow_unused=True)
     finally:
         handle.remove()
-    return max((_foreign(each, problems, unseen) for each in found if each is not None), default=0.0)
-
-
-def _foreign(gradient: Tensor, problems: Problems, unseen: Tensor | None) -> float:
-    """The largest entry of the rows that must not be seen; what even problems predict is the context of odd ones."""
-    rows, offsets = gradient.flatten(0, -2).cpu(), problems.offsets
-    owner = offsets.owner
-    if len(rows) != offsets.total:  # each problem laid out at full length
-        owner = torch.arange(len(rows)) // max(1, len(rows) // len(offsets))
-    foreign = rows[owner % 2 == 1 if unseen is None else unseen]
-    return float(foreign.abs().max()) if foreign.numel() else 0.0
-
-
-def _other(tokens: Tensor, vocab: int, generator: torch.Generator) -> Tensor:
-    """Another id everywhere.  (B, L) -> (B, L)"""
-    return (tokens + torch.randint(1, vocab, tokens.shape, generator=generator)) % vocab
+    largest = 0.0
+    for gradient in (each.flatten(0, -2).cpu() for each in found if each is not None):
+        owner = problems.offsets.owner
+        if len(gradient) != problems.offsets.total:  # each problem laid out at full length
+            owner = torch.arange(len(gradient)) // max(1, len(gradient) // len(problems.offsets))
+        foreign = gradient[owner % 2 == 1 if unseen is None else unseen]  # what even problems predict odd ones know
+        largest = max(largest, float(foreign.abs().max()) if foreign.numel() else 0.0)
+    return largest
 
 
 @torch.no_grad()
