@@ -76,6 +76,10 @@ class Scorer:
         left = model.kind == "causal" or (mixture is not None and 1 in mixture.strands(self.length))
         self.exact = left and form == "conditional"
 
+    @property
+    def _how(self) -> dict[str, Any]:
+        return {"samples": self.samples, "batch": self.batch, "seed": self.seed}
+
     def score(
         self, requests: Sequence[options.Request], on_batch: options.OnBatch | None = None
     ) -> list[tuple[float, bool]]:
@@ -87,8 +91,7 @@ class Scorer:
             ended = [options.fitted(prefix, target, self.length, self.lead) for prefix, target in closed]
         if self.exact and self.greedy == "one-by-one":
             return options.exact(self.model.network, fitted, batch=self.batch, on_batch=on_batch)
-        how: dict[str, Any] = {"samples": self.samples, "batch": self.batch, "seed": self.seed}
-        scores = FORMS[self.form](self.model.network, ended, **how, on_batch=on_batch)
+        scores = FORMS[self.form](self.model.network, ended, **self._how, on_batch=on_batch)
         return list(zip(scores, GREEDY[self.greedy](self.model.network, fitted, batch=self.batch), strict=True))
 
     def whole(self, rows: Sequence[list[int]]) -> list[float]:
@@ -96,10 +99,9 @@ class Scorer:
         room = self.length - len(self.lead)
         parts = [(i, row[begin : begin + room]) for i, row in enumerate(rows) for begin in range(0, len(row), room)]
         requests: list[options.Request] = [(list(self.lead), part) for _, part in parts]
-        how: dict[str, Any] = {"samples": self.samples, "batch": self.batch, "seed": self.seed}
         totals = [0.0] * len(rows)
         exactly = options.exact(self.model.network, requests, batch=self.batch) if self.exact else []
-        found = [score for score, _ in exactly] or options.conditional(self.model.network, requests, **how)
+        found = [score for score, _ in exactly] or options.conditional(self.model.network, requests, **self._how)
         for (i, _), score in zip(parts, found, strict=True):
             totals[i] += score
         return totals
@@ -121,41 +123,37 @@ class Scorer:
         """
         room = self.length - len(self.lead)
         sizes = [max(min(most, room - len(prefix)), min(most, max(1, room // 2))) for prefix in prefixes]
-        made: list[list[int]] = [[] for _ in prefixes]
         given = [
             [*self.lead, *prefix[max(0, len(prefix) + size - room) :]]
             for prefix, size in zip(prefixes, sizes, strict=True)
         ]
+        made: list[list[int]] = [[] for _ in prefixes]
         named = torch.arange(len(prefixes)) if numbers is None else torch.tensor(numbers)
-        open_ones = list(range(len(prefixes)))
-        while open_ones:
+
+        def ended(i: int) -> bool:
+            return self.codec.eos in made[i] or len(made[i]) >= sizes[i] or self._text(made[i], until)[1]
+
+        while going := [i for i in range(len(prefixes)) if not ended(i)]:
             groups: defaultdict[tuple[int, int], list[int]] = defaultdict(list)
-            for i in open_ones:
+            for i in going:
                 groups[len(given[i]) + len(made[i]), min(self.block, sizes[i] - len(made[i]))].append(i)
             for (_, more), alike in groups.items():
+                steps = None if self.model.kind == "causal" else min(more, self.block_steps or more)
                 for begin in range(0, len(alike), self.batch):
                     some = alike[begin : begin + self.batch]
-                    self._continue(some, given, made, more, how | {"numbers": named[some]})
-            open_ones = [
-                i
-                for i in open_ones
-                if self.codec.eos not in made[i]
-                and len(made[i]) < sizes[i]
-                and _cut(self.codec.decode(made[i]), until) is None
-            ]
-        texts = [self.codec.decode(itertools.takewhile(lambda token: token != self.codec.eos, ids)) for ids in made]
-        return [text if (end := _cut(text, until)) is None else text[:end] for text in texts]
+                    rows = torch.tensor([given[i] + made[i] + [0] * more for i in some], dtype=torch.long)
+                    known = (torch.arange(rows.shape[1]) < rows.shape[1] - more).expand_as(rows)
+                    own: dict[str, Any] = {"steps": steps, "seed": self.seed, "numbers": named[some]}
+                    filled = api.fill(self.model, rows, known=known, **own, **how)
+                    for i, row in zip(some, filled.tokens.tolist(), strict=True):
+                        made[i] += row[-more:]
+        return [self._text(ids, until)[0] for ids in made]
 
-    def _continue(
-        self, some: list[int], given: list[list[int]], made: list[list[int]], more: int, how: dict[str, Any]
-    ) -> None:
-        """One more block of `more` tokens for rows of one length."""
-        rows = torch.tensor([given[i] + made[i] + [0] * more for i in some], dtype=torch.long)
-        known = (torch.arange(rows.shape[1]) < rows.shape[1] - more).expand_as(rows)
-        steps = None if self.model.kind == "causal" else min(more, self.block_steps or more)
-        filled = api.fill(self.model, rows, known=known, steps=steps, seed=self.seed, **how)
-        for i, row in zip(some, filled.tokens.tolist(), strict=True):
-            made[i] += row[-more:]
+    def _text(self, ids: Sequence[int], until: Sequence[str]) -> tuple[str, bool]:
+        """The text up to the EOS or the first of the strings, and whether one of them is there."""
+        text = self.codec.decode(itertools.takewhile(lambda token: token != self.codec.eos, ids))
+        end = min((at for stop in until if stop and (at := text.find(stop)) >= 0), default=None)
+        return text[:end], end is not None
 
 
 def _whole(name: str, value: Any) -> int:
@@ -163,11 +161,6 @@ def _whole(name: str, value: Any) -> int:
     if not isinstance(value, int):
         raise ValueError(f"{name} {value!r}: expected a whole number")
     return value
-
-
-def _cut(text: str, until: Sequence[str]) -> int | None:
-    """Where the first of the strings begins, None where none is there."""
-    return min((at for stop in until if stop and (at := text.find(stop)) >= 0), default=None)
 
 
 class HarnessModel:

@@ -102,36 +102,31 @@ def greedy(network: Network, requests: Sequence[Request], *, batch: int = 32) ->
     right = [bool(target) for _, target in requests]
     for place in range(max((len(target) for _, target in requests), default=0)):
         alive = [i for i, (_, target) in enumerate(requests) if right[i] and place < len(target)]
-        prefixes: list[Request] = [(requests[i][0] + requests[i][1][:place], []) for i in alive]
-        for some in _alike(prefixes, batch):
-            best = _most_likely(network, [prefixes[j][0] for j in some], 1)
-            for j, (token,) in zip(some, best.tolist(), strict=True):
-                right[alive[j]] = token == requests[alive[j]][1][place]
+        each = (requests[i] for i in alive)
+        step = [(prefix + target[:place], target[place : place + 1]) for prefix, target in each]
+        for i, found in zip(alive, _in_one_step(network, step, batch=batch), strict=True):
+            right[i] = found
     return right
 
 
 def at_once(network: Network, requests: Sequence[Request], *, batch: int = 32) -> list[bool]:
     """Whether the most likely tokens after each prefix, all decided in one step, are those of the target."""
-    if isinstance(network, CausalTransformer):
-        return greedy(network, requests, batch=batch)
-    right = [False] * len(requests)
-    for numbers in _alike(requests, batch, exactly=True):
-        prefixes, targets = zip(*(requests[i] for i in numbers), strict=True)
-        best = _most_likely(network, prefixes, len(targets[0]))
-        for i, found in zip(numbers, best.tolist(), strict=True):
-            right[i] = bool(found) and found == requests[i][1]
-    return right
+    return (greedy if isinstance(network, CausalTransformer) else _in_one_step)(network, requests, batch=batch)
 
 
 @torch.no_grad()
-def _most_likely(network: Network, prefixes: Sequence[list[int]], m: int) -> Tensor:
-    """The most likely tokens at the m places after each prefix, all of one length, decided in one step.  -> (B, m)"""
-    tokens, device = torch.tensor(prefixes, dtype=torch.long), device_of(network)
-    B, n = tokens.shape
-    places = torch.arange(n + m).expand(B, n + m)
-    problems = dense(tokens, places[:, :n], places[:, n:]).to(device)
-    with autocast(device), threads_for_pass(network, problems):
-        return network(problems).argmax(-1).view(B, m).cpu()
+def _in_one_step(network: Network, requests: Sequence[Request], *, batch: int) -> list[bool]:
+    right, device = [False] * len(requests), device_of(network)
+    for numbers in _alike(requests, batch, exactly=True):
+        prefixes, targets = zip(*(requests[i] for i in numbers), strict=True)
+        tokens, n, m = torch.tensor(prefixes, dtype=torch.long), len(prefixes[0]), len(targets[0])
+        places = torch.arange(n + m).expand(len(tokens), n + m)
+        problems = dense(tokens, places[:, :n], places[:, n:]).to(device)
+        with autocast(device), threads_for_pass(network, problems):
+            best = network(problems).argmax(-1).view(len(tokens), m).tolist()
+        for i, found in zip(numbers, best, strict=True):
+            right[i] = bool(found) and found == requests[i][1]
+    return right
 
 
 def _laid_out(
