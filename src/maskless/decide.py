@@ -28,7 +28,6 @@ from maskless.sampling import run
 
 DRAFT = 16  # tokens that are drawn together by default, to be checked
 FEW = 32  # steps by default, where a model was trained on all orders alike
-OLD_ORDERS = {"raster": "left", "left-to-right": "left"}  # of text
 
 
 @dataclass(frozen=True)
@@ -107,9 +106,6 @@ def _settled(model: Model, how: How, unknown: int) -> How:
     if how.regions is not None:
         raise ValueError(f"regions {how.regions} are of images: this is a text model")
     mixture, order = model.mixture, how.order or ("strands" if how.strands else None)
-    if order in OLD_ORDERS:
-        warnings.warn(f"the order {order} is called left now", FutureWarning, stacklevel=2)
-        order = "left"
     trained = [] if mixture is None else mixture.strands(unknown)
     order = order or ("strands" if trained else "random")
     check_name("order", order, TEXT_ORDERS)
@@ -168,7 +164,7 @@ def _exact(model: Model, how: How, unknown: int) -> How:
 def _causal(how: How, unknown: int) -> How:
     if how.steps not in (None, unknown):
         raise ValueError(f"a causal model takes one step per token ({unknown} here) from left to right")
-    if how.order not in (None, "left", "random", *OLD_ORDERS) or how.strands not in (None, 1):
+    if how.order not in (None, "left", "random") or how.strands not in (None, 1):
         raise ValueError(f"a causal model writes from left to right, not by {how.order or 'strands'}")
     if how.revise:
         raise ValueError(f"revise {how.revise} with a causal model, which cannot go back: expected 0")

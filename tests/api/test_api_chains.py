@@ -109,12 +109,6 @@ def test_an_order_that_training_never_showed_works_and_says_so(model):
         maskless.generate(model, seed=0, order="random", steps=4)
 
 
-def test_an_old_name_of_left_to_right_works_for_a_while(model):
-    with pytest.warns(FutureWarning, match="the order raster is called left now"):
-        text = maskless.generate(model, seed=1, order="raster")[0]
-    assert text.tokens == maskless.generate(model, seed=1, order="left")[0].tokens
-
-
 def test_the_mixture_goes_with_the_model(model, tmp_path):
     model.save_pretrained(tmp_path / "model")
     assert json.loads((tmp_path / "model" / "config.json").read_text())["orders"] == "random=1,strands=2,gaps=1"

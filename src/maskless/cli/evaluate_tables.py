@@ -70,7 +70,7 @@ def _cells(point: TextPoint, way: str = "") -> list[str]:
 def points(found: list[TextPoint], said: str, to: Path | None) -> None:
     """Samples by steps; where they were not all drawn in one way (batch, device), each speed says in which."""
     apart = len({point.drawn for point in found if point.tokens_per_second is not None}) > 1
-    ways = [f" ({point.drawn or 'batch unknown'})" if apart else "" for point in found]
+    ways = [f" ({point.drawn})" if apart else "" for point in found]
     cells = [_cells(point, way) for point, way in zip(found, ways, strict=True)]
     _table(["steps", *SAMPLED], [[str(p.steps or "the data"), *own] for p, own in zip(found, cells, strict=True)])
     say(said)

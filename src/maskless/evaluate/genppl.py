@@ -9,7 +9,6 @@ Two forms. Raw: the judge reads the model's own ids, where the vocabularies agre
 from __future__ import annotations
 
 import importlib
-import json
 import math
 from bisect import bisect_left
 from collections import Counter
@@ -29,7 +28,6 @@ from maskless.codec.text import TextCodec
 from maskless.evaluate.judge import Judge
 from maskless.evaluate.likelihood import Likelihood, summary
 from maskless.evaluate.points import Watch, keep, kept
-from maskless.files import json_text
 from maskless.how import check_positive
 
 GRAMS = (1, 2, 3, 4)
@@ -75,7 +73,7 @@ class TextQuality:
 
     def as_dict(self) -> dict[str, Any]:
         forms = {name: one and one.as_dict() for name, one in (("retokenised", self.retokenised), ("raw", self.raw))}
-        return json.loads(json_text(asdict(self) | forms))
+        return asdict(self) | forms
 
     @classmethod
     def from_dict(cls, given: Mapping[str, Any]) -> TextQuality:
@@ -96,14 +94,12 @@ class TextPoint:
     drawn: str | None = field(default=None, compare=False)  # how, as far as the speed alone depends on it
 
     def as_dict(self) -> dict[str, Any]:
-        texts = {} if self.texts is None else {"texts": self.texts}
-        speed = {"tokens_per_second": self.tokens_per_second, "drawn": self.drawn}
-        return {"steps": self.steps, **speed, "quality": self.quality.as_dict(), **texts}
+        found = {"steps": self.steps, "tokens_per_second": self.tokens_per_second, "drawn": self.drawn}
+        return found | {"quality": self.quality.as_dict()} | ({} if self.texts is None else {"texts": self.texts})
 
     @classmethod
     def from_dict(cls, given: dict[str, Any]) -> TextPoint:
-        quality = TextQuality.from_dict(given["quality"])
-        return cls(given["steps"], quality, given["tokens_per_second"], given.get("texts"), given.get("drawn"))
+        return cls(**given | {"quality": TextQuality.from_dict(given["quality"])})
 
 
 def sample_of(row: Sequence[int], codec: TextCodec, layout: str) -> Sample:

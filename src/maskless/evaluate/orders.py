@@ -24,7 +24,7 @@ from maskless import texts
 from maskless.checkpoint import Model, digest
 from maskless.codec.text import TextCodec
 from maskless.data.image_tokens import ImageTokens
-from maskless.decide import OLD_ORDERS, plan_of, settled
+from maskless.decide import plan_of, settled
 from maskless.evaluate.genppl import Draw, Sample, sample_of
 from maskless.evaluate.likelihood import Likelihood, likelihood, over_rows
 from maskless.how import KINDS, TEXT_ORDERS, How, check_name
@@ -98,7 +98,6 @@ def along(
     whose most likely token has the largest probability.
     """
     B, L = tokens.shape
-    order = OLD_ORDERS.get(order, order)
     check_name("order", order, NAMES)
     if isinstance(network, CausalTransformer):
         raise ValueError("a causal model knows one order only, left to right: its bound is its likelihood")
