@@ -28,7 +28,7 @@ from command_inputs import INPUTS
 from maskless.bench import machine
 from maskless.cli import app, main
 from maskless.evaluate import harness
-from maskless.paper.tables import TABLES
+from maskless.paper import TABLES
 from test_docs import ROOT, lines_of, words_of
 
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]

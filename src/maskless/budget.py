@@ -20,7 +20,7 @@ from maskless.checkpoint import NETWORKS
 from maskless.gpus import CPU, GB, GPU, GPUS
 from maskless.how import check_positive
 from maskless.objective import noise
-from maskless.paper.line import DATASETS
+from maskless.paper import DATASETS
 from maskless.recipes import RECIPES, Recipe, recipe
 from maskless.train.config import TrainConfig
 from maskless.train.tasks import objective_of

@@ -12,8 +12,7 @@ from difflib import get_close_matches
 from pathlib import Path
 from typing import Any
 
-from maskless.paper.line import DATASETS, FID, NETWORKS, PERPLEXITY, SCORE, Bound, Pictures, set_and_network
-from maskless.paper.tables import TABLES
+from maskless.paper import DATASETS, FID, NETWORKS, PERPLEXITY, SCORE, TABLES, Bound, Pictures, set_and_network
 
 
 @dataclass(frozen=True)

@@ -18,7 +18,7 @@ from maskless.bench.case import Case, SampleCase, TrainCase
 from maskless.bench.machine import Machine, Timing
 from maskless.bench.plots import QualityPoint, swept
 from maskless.bench.tables import RELEASED, TABLES, cases_of, only
-from maskless.paper.line import BACKWARD, FORWARD, SAMPLE, STEP
+from maskless.paper import BACKWARD, FORWARD, SAMPLE, STEP
 
 TINY = ["--device", "cpu", "--width", 32, "--layers", 2, "--vocab", 50, "--repeat", 2]
 PGM_8_8 = SampleCase()

@@ -19,7 +19,7 @@ from maskless.bench.tables import (
     speed,
     table,
 )
-from maskless.paper.line import BACKWARD, FORWARD, IMAGES, MEMORY, SAMPLE, SECONDS, SEQUENCES, TOKENS
+from maskless.paper import BACKWARD, FORWARD, IMAGES, MEMORY, SAMPLE, SECONDS, SEQUENCES, TOKENS
 
 PGM_8_8, PGM_6_6_1024 = SampleCase(), SampleCase(layers=12, width=1024)
 MDLM = SampleCase(model="mdlm", layers=12, counts="mdlm")

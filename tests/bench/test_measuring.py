@@ -9,7 +9,7 @@ from maskless.bench import machine, run
 from maskless.bench.case import Case, DrawCase, SampleCase, TrainCase
 from maskless.bench.machine import Machine, Timing, find_device
 from maskless.engine import Engine
-from maskless.paper.line import BACKWARD, FORWARD, SAMPLE, STEP
+from maskless.paper import BACKWARD, FORWARD, SAMPLE, STEP
 from maskless.plans import Plan
 
 CPU = torch.device("cpu")

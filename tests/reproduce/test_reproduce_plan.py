@@ -12,8 +12,7 @@ from maskless.bench.tables import FIGURES
 from maskless.cli import app
 from maskless.codec.text import byte_codec
 from maskless.data.prepare import prepare
-from maskless.paper.line import ACCURACY, PERPLEXITY, TOKENS, Texts
-from maskless.paper.tables import TABLES, table
+from maskless.paper import ACCURACY, PERPLEXITY, TABLES, TOKENS, Texts, table
 from maskless.recipes import RECIPES
 from maskless.reproduce.jobs import SCALES, Options, TablePlan
 from maskless.reproduce.plan import PIECE, plan, sort_out

@@ -15,8 +15,7 @@ from PIL import Image
 from command_inputs import INPUTS, photos
 from in_process import one_line
 from maskless.cli import app
-from maskless.paper.line import GRADIENT, Bound, Curve, Line, Table
-from maskless.paper.tables import DRAWN_BY_HAND, TABLES
+from maskless.paper import DRAWN_BY_HAND, GRADIENT, TABLES, Bound, Curve, Line, Table
 from maskless.reproduce import run
 from maskless.reproduce.jobs import SCALES, Options, TablePlan
 from maskless.reproduce.plan import plan

@@ -20,7 +20,7 @@ import torch
 
 from maskless.bench.case import PRECISIONS, Case
 from maskless.how import check_name
-from maskless.paper.line import IMAGES, MEMORY, SECONDS, SEQUENCES, START_UP, TOKENS
+from maskless.paper import IMAGES, MEMORY, SECONDS, SEQUENCES, START_UP, TOKENS
 
 DEVICES = ("cpu", "cuda")
 SIDE = {"cpu": 1024, "cuda": 8192}  # of the matrices

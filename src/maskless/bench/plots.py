@@ -15,7 +15,7 @@ from maskless.bench.machine import Timing
 from maskless.bench.report import AXES, HARDWARE
 from maskless.bench.tables import PAPER, RELEASED, speed
 from maskless.evaluate.sweep import Draw, draw_panels, numbered_line
-from maskless.paper.line import BACKWARD, SAMPLE
+from maskless.paper import BACKWARD, SAMPLE
 
 LABELS = {"steps": "steps K", "length": "length L (tokens)", "batch": "batch (sequences)"}
 MARKS = {RELEASED: "*", PAPER: "x"}

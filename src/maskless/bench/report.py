@@ -13,7 +13,7 @@ from rich.table import Table as Grid
 from maskless.bench.case import Case, DrawCase, SampleCase
 from maskless.bench.machine import Machine, Timing
 from maskless.bench.tables import PAPER, RELEASED, SPEEDS, better, case_of, figure, find, part_of, rival_of, speed
-from maskless.paper.line import MEMORY, SAMPLE, Line, Table
+from maskless.paper import MEMORY, SAMPLE, Line, Table
 
 AXES = {"steps": "K", "length": "L", "batch": "batch"}
 HARDWARE = {RELEASED: "released\n(H200)", PAPER: "paper\n(A100)"}

@@ -25,7 +25,7 @@ from maskless.nn.loss import cost
 from maskless.nn.masked import MaskedConfig
 from maskless.objective import Task, noise
 from maskless.order import COUNTS, Order, after_lead, halton, random
-from maskless.paper.line import BACKWARD, FORWARD, SAMPLE, STEP
+from maskless.paper import BACKWARD, FORWARD, SAMPLE, STEP
 from maskless.plans import Plan, plan, plan_causal
 from maskless.train.captured import Captured
 from maskless.train.config import RAGGED

@@ -6,12 +6,10 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import Any
 
+from maskless import paper
 from maskless.bench.case import Case, DrawCase, SampleCase, TrainCase
 from maskless.bench.machine import Timing
 from maskless.how import check_name
-from maskless.paper import line as paper
-from maskless.paper.tables import BESIDE, IMAGE_TARGETS, TARGETS
-from maskless.paper.tables import TABLES as PAPER_TABLES
 
 PAPER, RELEASED = "paper", "released"
 TESTED = "released code (github.com/jdeschena/pgm) as its timing scripts run it, one H200, torch 2.11, our measurement"
@@ -98,10 +96,10 @@ def speed(by: str, case: Case, part: str) -> Figure | None:
 def _known() -> Iterator[tuple[str, paper.Line, float | None, str]]:
     """Who reached what, and where it stands."""
     for number, note in (("3", A100), ("6", A100), ("9", PIXELS), ("10", A100)):
-        for line in PAPER_TABLES[f"table-{number}"].lines:
+        for line in paper.TABLES[f"table-{number}"].lines:
             if line.measure in SPEEDS:
                 yield PAPER, line, line.paper, f"PGM, Tab. {number}, {note}"
-    for line in (*TARGETS, *IMAGE_TARGETS, *BESIDE):
+    for line in (*paper.TARGETS, *paper.IMAGE_TARGETS, *paper.BESIDE):
         yield PAPER, line, line.paper, f"PGM, Tab. 9, {PIXELS}"
         draws = "imagenet" in line.work.recipe
         yield RELEASED, line, line.released, f"{TESTED}, without the pixels" if draws else TESTED
@@ -154,13 +152,12 @@ def _tables() -> Iterator[paper.Table]:
         ("paper-context-4096", "throughput of sampling, length 4096, batch 32", "10"),
         ("paper-training", "a forward pass, and a forward and backward pass", "3"),
     ):
-        lines = tuple(line for line in PAPER_TABLES[f"table-{number}"].lines if line.measure in SPEEDS)
+        lines = tuple(line for line in paper.TABLES[f"table-{number}"].lines if line.measure in SPEEDS)
         yield paper.Table(name=name, about=f"PGM, Tab. {number}: {about}", lines=lines)
-    own = (line for line in BESIDE if isinstance(line.work, paper.NetworkSpeed) and line.work.precision is not None)
-    (rival,) = own  # as the paper sets it against PGM in bf16
-    slow = f"released MaskGIT in fp32, the paper's rival: {rival.released} images/s"
-    yield paper.Table(name="images", about=f"what we want to reach in drawing ({slow})", lines=IMAGE_TARGETS)
-    yield paper.Table(name="targets", about="what we want to reach on one H200", lines=TARGETS)
+    rival = FIGURES[RELEASED, DrawCase(model="maskgit", precision="fp32"), paper.SAMPLE, paper.IMAGES]  # of PGM in bf16
+    slow = f"released MaskGIT in fp32, the paper's rival: {rival.value} images/s"
+    yield paper.Table(name="images", about=f"what we want to reach in drawing ({slow})", lines=paper.IMAGE_TARGETS)
+    yield paper.Table(name="targets", about="what we want to reach on one H200", lines=paper.TARGETS)
 
 
 TABLES = {each.name: each for each in _tables()}

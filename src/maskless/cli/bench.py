@@ -10,8 +10,7 @@ import typer
 from rich.measure import Measurement
 
 from maskless.cli import show
-from maskless.cli.checks import check_places, numbers
-from maskless.cli.options import DEVICE, JSON, Given, NeedsTorch, Option, Options, with_tables
+from maskless.cli.options import DEVICE, JSON, Given, NeedsTorch, Option, Options, check_places, numbers, with_tables
 from maskless.files import json_text, write_json
 from maskless.terminal import Screen
 
@@ -20,7 +19,7 @@ if TYPE_CHECKING:
 
     from maskless.bench.case import Case
     from maskless.bench.machine import Machine, Timing
-    from maskless.paper.line import Table
+    from maskless.paper import Table
 
 bench = typer.Typer()
 

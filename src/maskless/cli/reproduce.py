@@ -13,9 +13,8 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from maskless.cli import show
-from maskless.cli.checks import flag
 from maskless.cli.evaluate import FEATURES
-from maskless.cli.options import DEVICE, Given, with_tables
+from maskless.cli.options import DEVICE, Given, flag, with_tables
 from maskless.terminal import say
 
 if TYPE_CHECKING:
@@ -53,7 +52,7 @@ def reproduce(
     maskless reproduce table-6 --scale paper --processes 8 --yes
     """
     from maskless.how import check_positive
-    from maskless.paper.tables import table as find
+    from maskless.paper import table as find
     from maskless.reproduce.jobs import Options, scale
     from maskless.reproduce.plan import plan, sort_out
 
@@ -81,7 +80,7 @@ def reproduce(
 
 def _list() -> None:
     """All tables and figures of the paper, by name."""
-    from maskless.paper.tables import DRAWN_BY_HAND, TABLES
+    from maskless.paper import DRAWN_BY_HAND, TABLES
 
     listed = {each.name: f"{each.about} ({len(each.lines)} numbers)" for each in TABLES.values()}
     listed |= {name: f"{about}: a drawing, nothing to measure" for name, about in DRAWN_BY_HAND.items()}

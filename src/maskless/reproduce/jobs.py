@@ -13,7 +13,7 @@ from typing import Any
 
 from maskless.bench.case import Case, SampleCase, TrainCase
 from maskless.how import check_name
-from maskless.paper.line import Line, Table
+from maskless.paper import Line, Table
 from maskless.recipes import Recipe
 
 OPTIONS = {"learning_rate": "lr"}  # of commands, where they are not called as the settings

@@ -14,7 +14,7 @@ from maskless.data.image_tokens import holds_images
 from maskless.data.images import looks_like_images, read_images
 from maskless.data.tokens import INDEX, open_tokens
 from maskless.evaluate.inception import TORCH_FIDELITY
-from maskless.paper.line import DATASETS, Bound, Curve, Downstream, NetworkSpeed, Pictures, Table, Texts, Work
+from maskless.paper import DATASETS, Bound, Curve, Downstream, NetworkSpeed, Pictures, Table, Texts, Work
 from maskless.recipes import RECIPES, Recipe
 from maskless.reproduce.jobs import OPTIONS, Cost, MissingError, Options, TableEntry, TableJob, TablePlan
 

@@ -14,7 +14,7 @@ import torch
 from maskless import order, pictures
 from maskless.evaluate.sweep import draw_panels, numbered_line
 from maskless.files import write_aside
-from maskless.paper.line import ENTROPY, FID, GEN_PPL, IMAGES, TOKENS, Bound, Curve, Pictures
+from maskless.paper import ENTROPY, FID, GEN_PPL, IMAGES, TOKENS, Bound, Curve, Pictures
 from maskless.reproduce.jobs import TableEntry, TablePlan
 from maskless.reproduce.run import metrics
 from maskless.train.report import plot_losses

@@ -20,10 +20,9 @@ from typing import Any
 
 import torch
 
+from maskless import paper
 from maskless.bench.machine import processor
 from maskless.files import write_json
-from maskless.paper import line as paper
-from maskless.paper.line import FORWARD, STEP
 from maskless.reproduce.jobs import MissingError, TableEntry, TableJob, TablePlan
 from maskless.reproduce.plan import bench_words
 from maskless.train.report import read_metrics
@@ -82,7 +81,7 @@ def estimate(plan: TablePlan, do: Do, on_step: Callable[[TableJob, str], None]) 
         if outcome.why_not:
             raise ValueError(f"the cost of {name} could not be measured: {outcome.why_not}")
         speeds = {r["part"]: r["sequences_per_second"] for r in outcome.found["results"]}
-        hours[name] = cost.sequences * (1 / speeds[STEP] + cost.passes / speeds[FORWARD]) / 3600
+        hours[name] = cost.sequences * (1 / speeds[paper.STEP] + cost.passes / speeds[paper.FORWARD]) / 3600
     return hours
 
 
