@@ -99,7 +99,8 @@ def _settled(model: Model, how: How, unknown: int) -> How:
         return _exact(model, how, unknown)
     if isinstance(model.network, CausalTransformer):
         return _causal(how, unknown)
-    if how.refresh > 1 and not _forgets(model):
+    full = model.kind == "partition" and model.config.context == "full"  # each token changes what was encoded
+    if how.refresh > 1 and not full:
         raise ValueError(f"refresh {how.refresh} goes with the full context of a Partition Transformer only")
     if model.frame.grid is not None:
         return _image(model.mixture, model.frame.grid, how, unknown)
@@ -125,7 +126,9 @@ def _image(mixture: Mixture | None, grid: tuple[int, int], how: How, unknown: in
     """Of images: a chain draws in an order of its mixture. Regions take a cell of each in a step, unless told."""
     if how.strands is not None:
         raise ValueError(f"strands {how.strands} are of text: this is an image model")
-    order = how.order or ("regions" if how.regions is not None else _usual(mixture))
+    order = how.order or ("regions" if how.regions is not None else "halton")
+    if (how.order, how.regions) == (None, None) and mixture is not None and not mixture.has("halton", "random"):
+        order = "regions" if mixture.has("regions") else "raster"  # Halton's is one of all orders
     check_name("order", order, IMAGE_ORDERS)
     if mixture is not None and not mixture.has(order, "random"):
         _warn(order, mixture)
@@ -140,13 +143,6 @@ def _image(mixture: Mixture | None, grid: tuple[int, int], how: How, unknown: in
     usual = {"counts": counts, "noise": 5.0, "warmup": 1, "steps": min(steps, unknown)}
     given = {name: value for name, value in usual.items() if getattr(how, name) is None}
     return replace(how, order=order, regions=number, **given)  # type: ignore[arg-type]
-
-
-def _usual(mixture: Mixture | None) -> str:
-    """The order of images that was not asked for: Halton's is one of all orders, and spreads the cells of a step."""
-    if mixture is None or mixture.has("halton", "random"):
-        return "halton"
-    return "regions" if mixture.has("regions") else "raster"
 
 
 def _exact(model: Model, how: How, unknown: int) -> How:
@@ -173,11 +169,6 @@ def _causal(how: How, unknown: int) -> How:
 
 def _warn(order: str, mixture: Mixture) -> None:
     warnings.warn(f"this model was trained on {mixture}: the order {order} is new to it", stacklevel=3)
-
-
-def _forgets(model: Model) -> bool:
-    """Whether what the network has encoded changes with each token that becomes known."""
-    return model.kind == "partition" and model.config.context == "full"
 
 
 def plan_of(model: Model, known: Tensor, wanted: Tensor, keys: Tensor, how: How) -> Plan:

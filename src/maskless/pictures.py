@@ -187,7 +187,9 @@ def order_text(pieces: Sequence[str], came: Sequence[int], path: Path, *, width:
     if len(pieces) != len(came):
         raise ValueError(f"{len(pieces)} pieces of text, {len(came)} steps: expected one for each")
     font, last = _font(18), max(1, *came, 1)
-    colours = [UNKNOWN if step < 0 else _mixed(colormaps[COLOURS](step / last)[:3]) for step in came]
+    colours = [
+        UNKNOWN if step < 0 else tuple(map(int, colormaps[COLOURS](step / last, bytes=True)[:3])) for step in came
+    ]
     places, x, y, line = [], float(MARGIN), MARGIN + (30 if title else 0), 30
     for piece, colour in zip(pieces, colours, strict=True):
         for number, part in enumerate(piece.split("\n")):
@@ -304,12 +306,6 @@ def _font(size: int) -> Any:
     import matplotlib
 
     return ImageFont.truetype(str(Path(matplotlib.get_data_path()) / "fonts" / "ttf" / "DejaVuSans.ttf"), size)
-
-
-def _mixed(colour: Sequence[float]) -> tuple[int, int, int]:
-    """A colour of a map as bytes."""
-    red, green, blue = (round(255 * part) for part in colour)
-    return red, green, blue
 
 
 def _save(sheet: Image.Image, path: Path) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import re
 import sys
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
@@ -13,17 +12,14 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.segment import Segment
 
-_STEERING = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")  # control characters, but for tabs and line ends
+# A sign for each control character, but for tabs and line ends.
+_SIGNS = {i: 0x2400 + i for i in range(0x20) if chr(i) not in "\t\n"} | {0x7F: 0x2421}
+_SIGNS |= dict.fromkeys(range(0x80, 0xA0), 0xFFFD)
 
 
 def plain(text: str) -> str:
     """A text with a sign in the place of each character that steers a terminal: ␛ for ESC, which begins a command."""
-    return _STEERING.sub(_sign, text)
-
-
-def _sign(found: re.Match[str]) -> str:
-    code = ord(found[0])
-    return chr(0x2400 + code) if code < 0x20 else "\u2421" if code == 0x7F else "\ufffd"
+    return text.translate(_SIGNS)
 
 
 def first_line(error: BaseException) -> str:

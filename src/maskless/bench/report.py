@@ -40,17 +40,24 @@ def grid(machine: Machine, results: list[Timing]) -> Grid:
     def rate(r: Timing) -> float:
         return r.tokens_per_second if samples else r.sequences_per_second
 
+    def at(axis: str, r: Timing) -> str:
+        return str(getattr(r.case, axis, NONE))
+
+    def times(rival: str, r: Timing) -> str:
+        same = _doing_the_same(r, rival, results)
+        return NONE if same is None else f"{same.seconds / r.seconds:.2f}"
+
     def other(by: str, r: Timing) -> str:
         found = speed(by, r.case, r.part)
         return NONE if found is None else brief(found.tokens_per_second if samples else found.value)
 
     columns: dict[str, Callable[[Timing], str]] = {
-        **{AXES[axis]: partial(_at, axis) for axis in varying},
+        **{AXES[axis]: partial(at, axis) for axis in varying},
         "seconds": lambda r: brief(r.seconds),
         "min to max": lambda r: _span([min(r.times), max(r.times)]),
         "tokens/s" if samples else "sequences/s": lambda r: f"[bold]{brief(rate(r))}[/]",
         **({} if samples else {"tokens/s": lambda r: brief(r.tokens_per_second)}),
-        **{f"x {rival}": partial(_times, rival, results) for rival in rivals},
+        **{f"x {rival}": partial(times, rival) for rival in rivals},
         **{HARDWARE[by]: partial(other, by) for by in others},
         "limit\n(reached)": lambda r: f"{brief(rate(r) * r.seconds / r.limit)} ({percent(r.of_limit)})",
         "TFLOP/s\n(of ceiling)": lambda r: f"{brief(r.achieved / 1e12)} ({percent(r.achieved / machine.product)})",
@@ -128,16 +135,6 @@ def _notes(machine: Machine, results: list[Timing]) -> list[str]:
     if machine.device == "cpu":
         notes.append("memory: the most that the whole process held")
     return notes
-
-
-def _at(axis: str, result: Timing) -> str:
-    return str(getattr(result.case, axis, NONE))
-
-
-def _times(rival: str, results: list[Timing], result: Timing) -> str:
-    """How many times as fast as a rival that does the same."""
-    other = _doing_the_same(result, rival, results)
-    return NONE if other is None else f"{other.seconds / result.seconds:.2f}"
 
 
 def _doing_the_same(result: Timing, model: str, results: list[Timing]) -> Timing | None:

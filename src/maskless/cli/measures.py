@@ -151,16 +151,6 @@ def _steps(model: Model, steps: str | None, length: int | None) -> list[int]:
     return asked
 
 
-def _in_drafts(exact: bool, draft: str | None, steps: str | None) -> dict[str, Any]:
-    """What `How` is told of exact samples."""
-    if steps is not None:
-        raise ValueError(f"--steps {steps} with --exact, which settles them: expected one of the two")
-    sizes = [] if draft is None else numbers("draft", draft, int, "4,8,16")
-    if len(sizes) > 1:
-        raise ValueError(f"--draft {draft} with --what genppl: expected one number")
-    return {"exact": exact, "draft": sizes[0] if sizes else None}
-
-
 def _genppl(
     model: Model,
     corpora: list[TextSet],
@@ -185,7 +175,12 @@ def _genppl(
         raise ValueError(f"{len(corpora)} texts: samples are compared with one --data at most")
     how |= {"seed": seed, "revise": revise}
     if exact or draft is not None:
-        how |= _in_drafts(exact, draft, steps)
+        if steps is not None:
+            raise ValueError(f"--steps {steps} with --exact, which settles them: expected one of the two")
+        sizes = [None] if draft is None else numbers("draft", draft, int, "4,8,16")
+        if len(sizes) > 1:
+            raise ValueError(f"--draft {draft} with --what genppl: expected one number")
+        how |= {"exact": exact, "draft": sizes[0]}
     asked = [unknown(model, length)] if exact else _steps(model, steps, length)
     draw = drawing(model, order=order, length=length, **how)
     by = _loaded(judge or DEFAULT, model)

@@ -118,7 +118,10 @@ class TextCodec:
         """The codec of a tokenizer.json, of a BERT vocab.txt, or of a folder that holds either."""
         path = Path(path)
         if path.is_dir():
-            path = _inside(path)
+            found = [path / name for name in ("tokenizer.json", "vocab.txt") if (path / name).is_file()]
+            if not found:
+                raise ValueError(f"{path}: the folder holds neither tokenizer.json nor vocab.txt")
+            path = found[0]
         if not path.is_file():
             raise ValueError(f"{path}: no such file; expected a tokenizer.json, a vocab.txt or a folder with one")
         if path.suffix == ".txt":
@@ -140,13 +143,6 @@ def _check_text(text: object) -> None:
 
 def _from_text(text: str) -> TextCodec:
     return TextCodec(Tokenizer.from_str(text))
-
-
-def _inside(folder: Path) -> Path:
-    for name in ("tokenizer.json", "vocab.txt"):
-        if (folder / name).is_file():
-            return folder / name
-    raise ValueError(f"{folder}: the folder holds neither tokenizer.json nor vocab.txt")
 
 
 def _wordpiece(path: Path) -> Tokenizer:
