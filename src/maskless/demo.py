@@ -55,7 +55,7 @@ def show(
             console.print(f"\n{STRANDS} parts of a story at once, in fewer steps:", highlight=False)
             _write(console, writer, prompt, seed, strands=STRANDS)
         console.print("\nand fills in what you leave open:", highlight=False)
-        _fill(console, writer, text, seed)
+        fill(console, writer, text, seed)
     if painter is not None:
         _draw(console, painter, picture, seed)
     twins = {name: twin for name, twin in zip(rivals, found, strict=True) if twin is not None}
@@ -123,11 +123,12 @@ def _write(console: Console, model: Model, prompt: str, seed: int, **how: Any) -
         api.generate(model, 1, prompt=prompt, seed=seed, on_step=watch, **how)
 
 
-def _fill(console: Console, model: Model, text: str, seed: int) -> None:
-    template, lead = parse_gaps(model.text_codec, text), model.lead
-    page = Page(model, lead + template.tokens, [True] * len(lead) + template.known)
-    with _watched(console, page) as watch:
-        api.fill(model, text, seed=seed, on_step=watch)
+def fill(console: Console, model: Model, text: str, seed: int) -> api.Text:
+    """A text with its gaps filled, shown as they fill."""
+    template = parse_gaps(model.text_codec, text).behind(model.lead)
+    with _watched(console, Page(model, template.tokens, template.known)) as watch:
+        filled: api.Text = api.fill(model, text, seed=seed, on_step=watch)
+    return filled
 
 
 @contextmanager

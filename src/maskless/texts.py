@@ -71,14 +71,20 @@ def generate_texts(
     texts: list[Text] = []
     some = TURNS * batch if settings.exact else batch
     for begin in range(0, n, some):
-        rows = min(some, n - begin)
-        tokens = torch.tensor(given + [0] * (length - len(given))).repeat(rows, 1)
-        known = torch.arange(length).expand(rows, length) < len(given)
-        keys = row_keys(settings.seed, first + begin + torch.arange(rows))
+        numbers = first + begin + torch.arange(min(some, n - begin))
         watch = None if on_step is None else numbered_from(begin, on_step)
-        drafts = drafts_of(model, tokens, known, keys, settings, at_once=batch)
+        drafts = new_drafts(model, given, length, numbers, settings, at_once=batch)
         texts += _texts(model, decide(model, drafts, watch))
     return texts
+
+
+def new_drafts(
+    model: Model, given: list[int], length: int, numbers: Tensor, how: How, *, at_once: int | None = None
+) -> Drafts:
+    """Drafts of texts that begin with the given tokens; numbers (B,): which sample of the seed each is."""
+    tokens = torch.tensor(given + [0] * (length - len(given))).repeat(len(numbers), 1)
+    known = torch.arange(length).expand_as(tokens) < len(given)
+    return drafts_of(model, tokens, known, row_keys(how.seed, numbers), how, at_once=at_once)
 
 
 @spelled_out

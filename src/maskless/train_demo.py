@@ -9,7 +9,6 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from rich.console import Console
-from rich.padding import Padding
 from rich.panel import Panel
 from rich.table import Table
 from rich.text import Text as Line
@@ -19,6 +18,7 @@ from maskless.checkpoint import Model
 from maskless.data import toy
 from maskless.data.prepare import prepare
 from maskless.data.tokens import Prepared, open_tokens
+from maskless.demo import fill
 from maskless.nn.partition import PartitionConfig
 from maskless.train.config import TrainConfig
 from maskless.train.plan import network_config
@@ -31,8 +31,6 @@ GAPS = (
     "[1] has the red ball , anna [2] red ball to ben , [3] red [1] to [1] , "
     "carl gives the [2] to dora , so [1] has the red ball ."
 )
-COLOURS = ("red", "yellow", "green", "cyan", "blue", "magenta")
-SMALL = str.maketrans("0123456789", "₀₁₂₃₄₅₆₇₈₉")
 
 
 @dataclass(frozen=True)
@@ -113,31 +111,9 @@ def _checked(texts: list[api.Text]) -> Line:
 
 
 def _show_filling(console: Console, model: Model, seed: int) -> None:
-    """A sentence while its gaps fill, then with the step of each token as a small number behind it."""
-    filled = api.fill(model, GAPS, seed=seed)
-    last = max(filled.steps)
     console.print("\n[bold]PGM fills gaps in any order[/], here one token a step:", highlight=False)
-    for step in (-1, last // 3, 2 * last // 3, last):
-        console.print(Padding(_after(filled, step, model), (0, 0, 0, 2)))
-    right = toy.check(filled)
+    right = toy.check(fill(console, model, GAPS, seed))
     console.print(f"  {'a right sentence' if right else 'not a right sentence'}", style="green" if right else "red")
-
-
-def _after(filled: api.Text, step: int, model: Model) -> Line:
-    """The sentence as it stood after a step."""
-    codec = model.text_codec
-    line = Line(f"{step + 1:>2} ", style="dim")
-    for token, came in zip(filled.tokens, filled.steps, strict=True):
-        if token == codec.eos:
-            continue
-        text = codec.token_text(token)
-        if came < 0:
-            line.append(text, style="not dim")
-        elif came <= step:
-            line.append(text + str(came + 1).translate(SMALL), style=f"not dim bold {COLOURS[came % len(COLOURS)]}")
-        else:
-            line.append(" ___")
-    return line
 
 
 def _table(results: dict[str, Result]) -> Table:

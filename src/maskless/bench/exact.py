@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import statistics
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 import torch
@@ -18,10 +18,10 @@ from rich.table import Table as Grid
 
 from maskless.bench.machine import now
 from maskless.checkpoint import Model
-from maskless.decide import DRAFT, decide, drafts_of
+from maskless.decide import DRAFT, decide
 from maskless.how import How, check_positive
-from maskless.logits import row_keys
 from maskless.nn.partition import chains
+from maskless.texts import new_drafts
 
 STRANDS = 8
 WARM_UP = 3  # runs: on a GPU the second and third are captured
@@ -95,12 +95,9 @@ def measure(
 
 def _run(way: Way, batch: int, seed: int) -> tuple[float, float]:
     """Seconds, and the mean number of steps or rounds of a text."""
-    model, length = way.model, way.model.config.length
-    tokens = torch.tensor([*model.lead, *[0] * (length - len(model.lead))]).repeat(batch, 1)
-    known = (torch.arange(length) < len(model.lead)).expand(batch, length)
+    model, how = way.model, replace(way.how, seed=seed)
     begin = now(model.device)
-    drafts = drafts_of(model, tokens, known, row_keys(seed, torch.arange(batch)), way.how)
-    done = decide(model, drafts)
+    done = decide(model, new_drafts(model, model.lead, model.config.length, torch.arange(batch), how))
     seconds = now(model.device) - begin
     return seconds, float((done.steps.amax(1) + 1).double().mean())
 

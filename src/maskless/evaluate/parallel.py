@@ -14,10 +14,10 @@ from typing import Any
 import torch
 
 from maskless.checkpoint import Model
-from maskless.decide import decide, drafts_of
+from maskless.decide import decide
 from maskless.drafts import Tally
 from maskless.how import How
-from maskless.logits import row_keys
+from maskless.texts import new_drafts
 
 
 @dataclass(frozen=True)
@@ -47,22 +47,19 @@ def parallel(
     The draw is the model's own distribution unless `how` says otherwise: what a nucleus rules out has an infinite KL.
     """
     how = {"temperature": 1.0} | how
-    L, lead = model.config.length if length is None else length, torch.tensor(model.lead, dtype=torch.long)
+    L = model.config.length if length is None else length
     for order in orders:
         for size in sizes:
             strands = size if order == "strands" else None
             settings = How(order=order, strands=strands, exact=True, draft=size, **how)
             tally = Tally()
             for begin in range(0, texts, batch):
-                rows = min(batch, texts - begin)
-                tokens = torch.zeros(rows, L, dtype=torch.long)
-                tokens[:, : len(lead)] = lead
-                known = (torch.arange(L) < len(lead)).expand(rows, L)
-                drafts = drafts_of(model, tokens, known, row_keys(settings.seed, begin + torch.arange(rows)), settings)
+                numbers = torch.arange(begin, min(texts, begin + batch))
+                drafts = new_drafts(model, model.lead, L, numbers, settings)
                 decide(model, drafts)
                 tally += drafts.tally
                 if on_batch is not None:
-                    on_batch(rows)
+                    on_batch(len(numbers))
             nats = tally.nats / tally.rounds
             yield Parallel(
                 order=order,
