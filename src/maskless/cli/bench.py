@@ -10,7 +10,8 @@ import typer
 from rich.measure import Measurement
 
 from maskless.cli import show
-from maskless.cli.options import DEVICE, JSON, Given, NeedsTorch, Option, Options, check_places, numbers, with_tables
+from maskless.cli.checks import check_places, numbers
+from maskless.cli.options import DEVICE, JSON, Given, NeedsTorch, Option, Options, with_tables
 from maskless.files import json_text, write_json
 from maskless.terminal import Screen
 

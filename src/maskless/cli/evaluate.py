@@ -9,20 +9,9 @@ from typing import Annotated
 import typer
 
 from maskless.cli import show
+from maskless.cli.checks import check_places, flag, refuse
 from maskless.cli.generate import HOW
-from maskless.cli.options import (
-    DEVICE,
-    JSON,
-    MODEL,
-    TOKENIZER,
-    Given,
-    Option,
-    Options,
-    check_places,
-    flag,
-    refuse,
-    with_tables,
-)
+from maskless.cli.options import DEVICE, JSON, MODEL, TOKENIZER, Given, Option, Options, with_tables
 from maskless.files import json_text
 
 FEATURES: Options = {

@@ -11,8 +11,9 @@ from accelerate import PartialState
 
 from maskless.checkpoint import Model, digest
 from maskless.cli import show
+from maskless.cli.checks import check_places, numbers
 from maskless.cli.evaluate_tables import image_likelihoods
-from maskless.cli.options import Given, check_places, numbers
+from maskless.cli.options import Given
 from maskless.cli.pictures import side_of
 from maskless.data.image_tokens import holds_images, open_images
 from maskless.decide import settled

@@ -9,20 +9,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from maskless.cli import show
-from maskless.cli.options import (
-    DEVICE,
-    JSON,
-    MODEL,
-    TOKENIZER,
-    Given,
-    Option,
-    Options,
-    check_places,
-    launched_together,
-    options_of,
-    refuse,
-    with_tables,
-)
+from maskless.cli.checks import check_places, launched_together, refuse
+from maskless.cli.options import DEVICE, JSON, MODEL, TOKENIZER, Given, Option, Options, options_of, with_tables
 from maskless.how import How
 from maskless.terminal import say
 

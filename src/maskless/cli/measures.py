@@ -20,7 +20,8 @@ from accelerate import PartialState
 from maskless.checkpoint import Model
 from maskless.cli import evaluate_tables as tables
 from maskless.cli import show
-from maskless.cli.options import Given, check_places, flag, numbers
+from maskless.cli.checks import check_places, flag, numbers
+from maskless.cli.options import Given
 from maskless.codec.text import TextCodec
 from maskless.evaluate.corpora import TextSet
 from maskless.evaluate.corpora import corpus as open_corpus

@@ -1,9 +1,8 @@
-"""Options of the commands: tables that a command takes whole, and checks of what was given, before any work.
+"""Options of the commands, as tables: a command takes a table whole, and gets those of its options that were given.
 
-A command gets those options of a table that were given. A table says of each field of a dataclass what the user may
-write and what it means, once. Where the module of the dataclass loads without torch, `options_of` makes the table;
---help must not wait for torch, so the others are written beside the command, and tests hold the two together, field by
-field (tests/cli/test_options.py).
+A table says of each field of a dataclass what the user may write and what it means, once. Where the module of the
+dataclass loads without torch, `options_of` makes the table; --help must not wait for torch, so the others are written
+beside the command, and tests hold the two together, field by field (tests/cli/test_options.py).
 """
 
 from __future__ import annotations
@@ -12,9 +11,8 @@ import dataclasses
 import functools
 import inspect
 import os
-from collections.abc import Callable, Iterable
-from pathlib import Path
-from typing import Annotated, Any, TypeVar, get_args, get_type_hints
+from collections.abc import Callable
+from typing import Annotated, Any, get_args, get_type_hints
 
 import typer
 from typer.core import TyperCommand
@@ -53,7 +51,6 @@ DEVICE = Annotated[
     ),
 ]
 
-N = TypeVar("N", int, float)
 Given = dict[str, Any]  # options by their fields: those that were given
 
 
@@ -116,39 +113,3 @@ class NeedsTorch(TyperCommand):
         with Interruption(), show.waiting("starting"):
             import torch  # noqa: F401
         return super().invoke(ctx)
-
-
-# What is checked of options before any work
-
-
-def numbers(option: str, given: str, of: Callable[[str], N], such_as: str) -> list[N]:
-    """A number, or several with commas between."""
-    try:
-        return [of(number) for number in given.split(",")]
-    except ValueError:
-        kind = "whole number" if of is int else "number"
-        raise ValueError(f"--{option} {given!r}: expected a {kind}, or several: {such_as}") from None
-
-
-def check_places(*paths: Path | None) -> None:
-    """Raise a ValueError about a file whose folder does not exist."""
-    for path in paths:
-        if path is not None and not path.resolve().parent.is_dir():
-            raise ValueError(f"{path}: {path.parent} is not a folder")
-
-
-def refuse(options: Iterable[str], kind: str) -> None:
-    """Raise a ValueError about the first of the options, which are for models of the other kind."""
-    this = "an image model" if kind == "text" else "a text model"
-    for name in options:
-        raise ValueError(f"{flag(name)} is for {kind} models: this is {this}")
-
-
-def launched_together() -> bool:
-    """Whether a launcher started several processes. Asked of the environment: Accelerate takes a second to load."""
-    return int(os.environ.get("WORLD_SIZE", "1")) > 1
-
-
-def flag(field: str) -> str:
-    """top_p -> --top-p"""
-    return f"--{field.replace('_', '-')}"

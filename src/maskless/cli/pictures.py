@@ -14,7 +14,7 @@ import torch
 from maskless import official, pictures
 from maskless.checkpoint import Model
 from maskless.cli import show
-from maskless.cli.options import check_places, launched_together
+from maskless.cli.checks import check_places, launched_together
 from maskless.codec.vq import ImageCodec, PixelCodec, read_codec, to_pixels
 from maskless.data.image_pixels import decode, fit
 from maskless.data.image_prepare import prepare_images

@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from maskless.cli import show
-from maskless.cli.options import DEVICE, TOKENIZER, Given, Option, Options, flag, launched_together, with_tables
+from maskless.cli.checks import flag, launched_together
+from maskless.cli.options import DEVICE, TOKENIZER, Given, Option, Options, with_tables
 from maskless.terminal import say
 
 if TYPE_CHECKING:

@@ -13,8 +13,9 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from maskless.cli import show
+from maskless.cli.checks import flag
 from maskless.cli.evaluate import FEATURES
-from maskless.cli.options import DEVICE, Given, flag, with_tables
+from maskless.cli.options import DEVICE, Given, with_tables
 from maskless.terminal import say
 
 if TYPE_CHECKING:
