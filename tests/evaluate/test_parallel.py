@@ -6,7 +6,7 @@ import pytest
 
 from maskless.checkpoint import Model
 from maskless.codec.text import byte_codec
-from maskless.evaluate.parallel import parallel
+from maskless.evaluate.orders import parallel
 from maskless.mixture import Mixture
 
 

@@ -73,7 +73,7 @@ def test_generative_perplexity_is_kept_in_a_file(folder, judge, command, tmp_pat
         assert (point["tokens_per_second"] is None) == (point["steps"] == 0)
         assert len(point["texts"]) == 3
     assert json.loads(to.read_text())["points"] == results["points"]
-    monkeypatch.setattr("maskless.texts.generate_texts", None)  # nothing is drawn again
+    monkeypatch.setattr("maskless.evaluate.orders.generate_texts", None)  # nothing is drawn again
     shown = command(*given)
     assert shown.code == 0
     assert "the data" in shown.out
@@ -157,7 +157,7 @@ def test_the_errors_of_one_text_are_unknown_in_its_file_too(folder, judge, comma
     assert point["quality"]["entropy"]["error"] is None
     assert point["quality"]["retokenised"]["perplexity_error"] is None
     assert strictly(to.read_text())["points"] == [point]
-    monkeypatch.setattr("maskless.texts.generate_texts", None)  # nothing is drawn again
+    monkeypatch.setattr("maskless.evaluate.orders.generate_texts", None)  # nothing is drawn again
     assert found(command(*given, "--json"))["genppl"]["points"] == [point]
     assert "± ?" in command(*given).out
 

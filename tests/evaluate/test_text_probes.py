@@ -9,9 +9,8 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from maskless.evaluate.leak import leak
 from maskless.evaluate.orders import along
-from maskless.evaluate.variance import gradient_variance, objectives_of
+from maskless.evaluate.probes import gradient_variance, leak, objectives_of
 from maskless.objective import OBJECTIVES, Task, bound, mdlm, pgm_exact
 from maskless.problems import Problems, dense
 from maskless.schedule import bounded, released

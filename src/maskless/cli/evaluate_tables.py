@@ -11,10 +11,9 @@ from rich.text import Text
 
 from maskless.cli import show
 from maskless.evaluate.genppl import Mean, TextPoint
-from maskless.evaluate.leak import Leak
 from maskless.evaluate.likelihood import Likelihood
-from maskless.evaluate.parallel import Parallel
-from maskless.evaluate.variance import Variance
+from maskless.evaluate.orders import Parallel
+from maskless.evaluate.probes import Leak, Variance
 from maskless.terminal import Screen, say
 from maskless.train.report import or_unknown
 

@@ -28,11 +28,20 @@ from maskless.evaluate.corpora import corpus as open_corpus
 from maskless.evaluate.genppl import Sample, TextPoint, mauve_installed, sweep
 from maskless.evaluate.judge import DEFAULT, Judge
 from maskless.evaluate.judge import judge as read_judge
-from maskless.evaluate.leak import leak
 from maskless.evaluate.likelihood import Likelihood, likelihood, over_rows, spread
-from maskless.evaluate.orders import EXACT, NAMES, along, depending_on, drawing, exactly, in_gaps, unknown, usual_steps
-from maskless.evaluate.parallel import parallel
-from maskless.evaluate.variance import gradient_variance, objectives_of
+from maskless.evaluate.orders import (
+    EXACT,
+    NAMES,
+    along,
+    depending_on,
+    drawing,
+    exactly,
+    in_gaps,
+    parallel,
+    unknown,
+    usual_steps,
+)
+from maskless.evaluate.probes import gradient_variance, leak, objectives_of
 from maskless.files import json_text
 from maskless.how import check_positive
 from maskless.images import class_ids, codec_of

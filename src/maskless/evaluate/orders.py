@@ -5,14 +5,17 @@ up to -log p(text) of exactly that sampler. A network that answers chains gives 
 steps stand for all. The order of confidence is found on the way, from the tokens that are known, and so is a likelihood
 too.
 
+What parallel steps lose, and what exact ones gain, is measured on drafts of several tokens, checked as chains
+(speculation.py): a plain step draws its tokens from the marginals, as if they did not depend on each other.
+
 Shapes: B sequences, L length (of images 1 + cells), K steps, U targets, V vocabulary.
 """
 
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable
-from dataclasses import asdict
+from collections.abc import Callable, Iterator
+from dataclasses import asdict, dataclass
 from functools import partial
 from typing import Any
 
@@ -20,11 +23,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from maskless import texts
 from maskless.checkpoint import Model, digest
 from maskless.codec.text import TextCodec
 from maskless.data.image_tokens import ImageTokens
-from maskless.decide import plan_of, settled
+from maskless.decide import decide, plan_of, settled
+from maskless.drafts import Tally
 from maskless.evaluate.genppl import Draw, Sample, sample_of
 from maskless.evaluate.likelihood import Likelihood, likelihood, over_rows
 from maskless.how import KINDS, TEXT_ORDERS, How, check_name
@@ -39,6 +42,7 @@ from maskless.objective import bound
 from maskless.order import COUNTS, ORDERS, in_place, strands
 from maskless.plans import Plan, plan, plan_strands
 from maskless.problems import split
+from maskless.texts import generate_texts, new_drafts
 
 CONFIDENCE = "confidence"
 NAMES = TEXT_ORDERS
@@ -183,7 +187,7 @@ def drawing(model: Model, *, length: int | None = None, **how: Any) -> Draw:
 
     def draw(first: int, n: int, steps: int) -> list[Sample]:
         given = how | ({"order": None} if causal else {} if how.get("exact") else {"steps": steps})
-        drawn = texts.generate_texts(model, n, first=first, batch=n, length=length, **given)
+        drawn = generate_texts(model, n, first=first, batch=n, length=length, **given)
         return [sample_of(one.tokens, model.text_codec, model.layout) for one in drawn]
 
     return draw
@@ -210,3 +214,53 @@ def usual_steps(model: Model, unknown: int) -> int:
 def unknown(model: Model, length: int | None = None) -> int:
     """How many tokens of a sample are decided: the most steps there can be."""
     return (model.config.length if length is None else length) - len(model.lead)
+
+
+@dataclass(frozen=True)
+class Parallel:
+    """Of drafts of so many tokens in an order."""
+
+    order: str
+    draft: int
+    accepted: float  # share of the drafted tokens
+    divergence: float | None  # nats, KL of the product of the marginals from the chain, of one draft; None: infinite
+    tokens_per_round: float
+
+
+def parallel(
+    model: Model,
+    orders: list[str],
+    sizes: list[int],
+    *,
+    texts: int = 64,
+    length: int | None = None,
+    batch: int = 32,
+    on_batch: Callable[[int], None] | None = None,
+    **how: Any,
+) -> Iterator[Parallel]:
+    """Figures of exact texts for each order and size of a draft; of strands there are as many as a draft has tokens.
+
+    The draw is the model's own distribution unless `how` says otherwise: what a nucleus rules out has an infinite KL.
+    """
+    how = {"temperature": 1.0} | how
+    L = model.config.length if length is None else length
+    for order in orders:
+        for size in sizes:
+            strands = size if order == "strands" else None
+            settings = How(order=order, strands=strands, exact=True, draft=size, **how)
+            tally = Tally()
+            for begin in range(0, texts, batch):
+                numbers = torch.arange(begin, min(texts, begin + batch))
+                drafts = new_drafts(model, model.lead, L, numbers, settings)
+                decide(model, drafts)
+                tally += drafts.tally
+                if on_batch is not None:
+                    on_batch(len(numbers))
+            nats = tally.nats / tally.rounds
+            yield Parallel(
+                order=order,
+                draft=size,
+                accepted=tally.accepted / tally.drafted,
+                divergence=nats if nats < float("inf") else None,
+                tokens_per_round=tally.decided / tally.rounds,
+            )

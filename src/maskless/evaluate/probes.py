@@ -1,29 +1,40 @@
-"""Does a prediction see what it must not see? A probe for any network that answers problems.
+"""Probes of a network: whether a prediction sees what it must not see, and how noisy the gradient of an objective is.
 
-Each sequence is split in two groups that predict each other. If the tokens of one group change, its own predictions
-must not move at all: they are made from the other group. And no gradient may lead from them to its own tokens. A causal
-network, and a chain in a random order, must not see what comes after. That the other group, and what comes before, do
-move them shows that the probe would notice.
+Leaks: each sequence is split in two groups that predict each other. If the tokens of one group change, its own
+predictions must not move at all: they are made from the other group. And no gradient may lead from them to its own
+tokens. A causal network, and a chain in a random order, must not see what comes after. That the other group, and what
+comes before, do move them shows that the probe would notice.
+
+Gradients: their variance over random splits of one and the same batch. For independent draws a and b of the splits,
+|g_a - g_b|^2 / 2 has the variance as its mean and g_a . g_b the square of the mean gradient: pairs give both without
+bias, and their spread the standard errors.  PGM, Sec. 3.1
 
 Shapes: B sequences, L length, S problems, U targets, V vocabulary.
 """
 
 from __future__ import annotations
 
+import math
 import threading
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 import torch
+from accelerate import PartialState
+from accelerate.utils import gather_object
 from torch import Tensor, nn
 
-from maskless.nn import Network, device_of
+from maskless.how import check_positive
+from maskless.nn import Network, autocast, device_of
 from maskless.nn.calls import evaluating
 from maskless.nn.causal import CausalTransformer
+from maskless.nn.loss import total_cost
+from maskless.nn.masked import MaskedTransformer
 from maskless.nn.partition import chains
-from maskless.objective import Objective, causal, pgm, pgm_arccos
-from maskless.problems import Problems, chain
+from maskless.objective import OBJECTIVES, Objective, Task, causal, chain, mixed_seed, noise, pgm, pgm_arccos
+from maskless.problems import Problems
+from maskless.problems import chain as in_order
 
 
 @dataclass(frozen=True)
@@ -109,7 +120,7 @@ def _probes(
         order = torch.cat([torch.full_like(order[:, :lead], -1), order[:, lead:]], 1).argsort(1)
         starts = torch.full((len(tokens),), lead)
         ends = torch.full_like(starts, tokens.shape[1])
-        yield _along(order, lambda given: chain(given, order, starts, ends)[0].labelled(labels), tokens)
+        yield _along(order, lambda given: in_order(given, order, starts, ends)[0].labelled(labels), tokens)
 
 
 def _along(order: Tensor, problems: Callable[[Tensor], Problems], tokens: Tensor) -> _Probe:
@@ -135,12 +146,14 @@ def _found(network: Network, tokens: Tensor, vocab: int, probes: Iterable[_Probe
             moved, looked = moved + int((apart[own] > 0).sum()), looked + int(own.sum())
             seen, others = seen + int((apart[~own] > 0).sum()), others + int((~own).sum())
             furthest = max(furthest, float(apart[own].max()) if own.any() else 0.0)
-        gradients.append(_gradient(network, plain, probe.chosen, probe.unseen))
+        gradients.append(_unseen_gradient(network, plain, probe.chosen, probe.unseen))
     gradient = max((one for one in gradients if one is not None), default=None)
     return Leak(moved, furthest, gradient, looked, seen / others)
 
 
-def _gradient(network: Network, problems: Problems, chosen: Tensor | None, unseen: Tensor | None) -> float | None:
+def _unseen_gradient(
+    network: Network, problems: Problems, chosen: Tensor | None, unseen: Tensor | None
+) -> float | None:
     """The largest gradient of the chosen targets' logits with respect to embedded tokens that they must not see."""
     embedding = getattr(network, "embedding", None)
     if chosen is None or not isinstance(embedding, nn.Module):
@@ -175,3 +188,99 @@ def _gradient(network: Network, problems: Problems, chosen: Tensor | None, unsee
 @torch.no_grad()
 def _logits(network: Network, problems: Problems) -> Tensor:
     return network(problems.to(device_of(network))).float().cpu()
+
+
+# Gradients
+
+# By the network: what its objectives are called, and which they are. All of them estimate the same bound.
+TWO_GROUPS = {"pgm": "pgm", "pgm-exact": "pgm-exact", "pgm-released": "pgm-released", "mdlm": "mdlm"}
+MASKED = {"mdlm-complementary": "pgm", "mdlm": "mdlm"}
+
+
+@dataclass(frozen=True)
+class Variance:
+    """Of the gradient per token; the square of its mean is the signal. Errors are standard errors over pairs."""
+
+    objective: str
+    variance: float
+    error: float
+    signal: float  # |mean gradient|^2
+    signal_error: float
+    cost: float  # tokens that a draw has the network process, per token of the batch
+    pairs: int
+
+    @property
+    def noise(self) -> float:
+        """Variance over signal: how many batches one would have to average for as much signal as noise."""
+        return self.variance / self.signal if self.signal > 0 else math.nan
+
+    @property
+    def at_equal_cost(self) -> float:
+        """The variance if as many draws were averaged as one pass over every token pays for."""
+        return self.variance * self.cost
+
+    def as_dict(self) -> dict[str, Any]:
+        return asdict(self) | {"noise": self.noise, "at_equal_cost": self.at_equal_cost}
+
+
+def objectives_of(network: nn.Module) -> dict[str, Objective]:
+    """The objectives that a network can be trained with, by the names of `--model`."""
+    if isinstance(network, CausalTransformer):
+        raise ValueError("a causal model's gradient has no split to vary: expected pgm, mdlm or mdlm-complementary")
+    names = MASKED if isinstance(network, MaskedTransformer) else TWO_GROUPS
+    found = {name: OBJECTIVES[task] for name, task in names.items()}
+    return found | ({"chain": chain(lambda t, u: u.argsort(1))} if chains(network) else {})
+
+
+def gradient_variance(
+    network: nn.Module,
+    tokens: Tensor,
+    objective: Objective,
+    name: str,
+    *,
+    pairs: int = 16,
+    seed: int = 0,
+    valid: Tensor | None = None,
+    on_pair: Callable[[int], None] | None = None,
+) -> Variance:
+    """The variance of the gradient of one objective on one batch, over times and splits.  (B, L) -> Variance
+
+    Without dropout; times are stratified over the batch, as in training. Each process draws its share of the pairs.
+    """
+    check_positive(pairs=pairs)
+    valid = torch.ones_like(tokens, dtype=torch.bool) if valid is None else valid
+    state = PartialState()
+    parameters = [p for p in network.parameters() if p.requires_grad]
+    first, end = (pairs * rank // state.num_processes for rank in (state.process_index, state.process_index + 1))
+    found: list[tuple[float, float, float]] = []
+    with evaluating(network):
+        for pair in range(first, end):
+            own = mixed_seed(seed, pair)
+            tasks = [objective(tokens, *noise(*tokens.shape, seed=own, step=i), valid) for i in (0, 1)]
+            a, b = (_gradient(network, task, parameters, int(valid.sum())) for task in tasks)
+            apart = sum(float((x - y).double().square().sum()) for x, y in zip(a, b, strict=True)) / 2
+            shared = sum(float((x.double() * y.double()).sum()) for x, y in zip(a, b, strict=True))
+            found.append((apart, shared, sum(_processed(network, task) for task in tasks) / 2 / tokens.numel()))
+            if on_pair is not None:
+                on_pair(1)
+    everyones = torch.tensor(gather_object(found), dtype=torch.float64)  # (pairs, 3)
+    means, errors = everyones.mean(0), everyones.std(0) / math.sqrt(pairs) if pairs > 1 else torch.full((3,), math.nan)
+    return Variance(name, float(means[0]), float(errors[0]), float(means[1]), float(errors[1]), float(means[2]), pairs)
+
+
+def _gradient(network: nn.Module, task: Task, parameters: Sequence[Tensor], tokens: int) -> list[Tensor]:
+    """Of the loss per token."""
+    device = device_of(network)
+    task = task.map(lambda x: x.to(device))
+    with autocast(device), torch.enable_grad():
+        total = total_cost(network, task.problems, task.answers, task.weights)
+        found = torch.autograd.grad(total / tokens, parameters, allow_unused=True)
+    return [torch.zeros_like(p) if g is None else g for p, g in zip(parameters, found, strict=True)]
+
+
+def _processed(network: nn.Module, task: Task) -> float:
+    """Tokens that pass through all layers: of a Partition Transformer a context one passes half of them, a target half;
+    a masked one lays every problem out at full length."""
+    if isinstance(network, MaskedTransformer):
+        return len(task.problems) * network.config.length
+    return (task.problems.offsets.total + task.problems.target_offsets.total) / 2
