@@ -41,26 +41,8 @@ NETWORKS: dict[str, tuple[type[Any], type[nn.Module]]] = {
 }
 LAYOUTS = ("packed", "wrapped", "padded", "image")
 Numbers = Any  # a tensor, an array, or lists
+CARD = Path(__file__).with_name("model_card.md")
 FILES = ["config.json", "model.safetensors", "tokenizer.json", "codec/*"]
-CARD = """---
-library_name: maskless
-pipeline_tag: {task}
-tags:
-- maskless
-- {kind}
----
-
-# {title}
-
-{about}, made with maskless: partition generative models.
-
-```python
-import maskless
-
-model = maskless.load("{name}")
-{use}
-```
-"""
 
 
 class Model(nn.Module):
@@ -192,9 +174,9 @@ class Model(nn.Module):
     def card(self, name: str) -> str:
         """What the hub shows of the model: its library, what it makes and how it is loaded. name: where it is."""
         image = self.layout == "image"
-        return CARD.format(
+        return CARD.read_text(encoding="utf-8").format(
             task="unconditional-image-generation" if image else "text-generation",
-            kind={"partition": "pgm", "masked": "mdlm", "causal": "ar"}.get(self.kind, self.kind),
+            kind=shipped.KINDS.get(self.kind, self.kind),
             title="An image model" if image else "A text model",
             about=f"{sum(p.numel() for p in self.network.parameters()) / 1e6:,.1f} M parameters",
             name=name,

@@ -20,6 +20,7 @@ from maskless.checkpoint import Model
 from maskless.codec.text import parse_gaps
 from maskless.drafts import OnStep, Step
 from maskless.images import pixels_of
+from maskless.shipped import KINDS
 
 COLOURS = ("red", "yellow", "green", "cyan", "blue", "magenta")
 UNKNOWN = "·"
@@ -28,7 +29,6 @@ MILESTONES = 4  # how often a text is shown on its way where there is no termina
 STRANDS = 8
 RACE_TEXTS, PICTURES, PICTURE_STEPS, GUIDANCE = 4, 10, 32, 8.0
 SECONDS = 5.0  # how long a text takes to appear on a terminal at least, so that eyes can follow
-KINDS = {"partition": "PGM", "masked": "MDLM", "causal": "AR"}
 
 
 def show(
@@ -197,7 +197,7 @@ def _race(models: dict[str, Model], seed: int) -> Table:
             begin = time.monotonic()
             texts = api.generate(model, RACE_TEXTS, seed=seed, **how)
             speed = sum(text.written for text in texts) / (time.monotonic() - begin)
-            kind = KINDS[model.kind] + f", {STRANDS} strands" * bool(how)
+            kind = KINDS[model.kind].upper() + f", {STRANDS} strands" * bool(how)
             table.add_row(name, kind, str(1 + max(texts[0].steps)), f"{speed:,.0f}")
     known = [f"{name}: {model.quality}" for name, model in models.items() if model.quality]
     table.caption, table.caption_justify = "\n".join(known) or None, "left"

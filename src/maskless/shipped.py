@@ -13,6 +13,7 @@ from safetensors import safe_open
 
 FOLDER = Path(__file__).parent / "models"
 CARD = "CARD.md"
+KINDS = {"partition": "pgm", "masked": "mdlm", "causal": "ar"}  # of networks, as `--model` names them
 
 
 @dataclass(frozen=True)
@@ -66,7 +67,7 @@ def describe(name: str) -> Shipped:
 
 def _kind(config: dict[str, Any]) -> str:
     """The model as `--model` names it, and what sets it apart."""
-    kind = {"partition": "pgm", "masked": "mdlm", "causal": "ar"}.get(config["kind"], config["kind"])
+    kind = KINDS.get(config["kind"], config["kind"])
     if "orders" in config:
         return f"{kind}, chain"
     return f"{kind}, ordered" if config["network"].get("context") == "ordered" else str(kind)
