@@ -60,7 +60,7 @@ def generate_images(
     for begin in range(0, len(ids), batch):
         part = ids[begin : begin + batch]
         watch = None if on_step is None else numbered_from(begin, on_step)
-        pictures += _draw(model, part, first + begin + torch.arange(len(part)), settings, watch)
+        pictures += draw(model, part, first + begin + torch.arange(len(part)), settings, watch)
     return pictures
 
 
@@ -90,7 +90,7 @@ def fill_image(
     cells = mask.unflatten(1, (w, -1)).unflatten(0, (h, -1)).all(3).all(1)[None]  # (1, h, w)
     tokens = codec.encode(to_images(pixels)).cpu()
     ids = dropped(model, 1) if label is None else class_ids(model, [label], 1)
-    (filled,) = _draw(model, ids, torch.zeros(1, dtype=torch.long), settings, on_step, (tokens, cells))
+    (filled,) = draw(model, ids, torch.zeros(1, dtype=torch.long), settings, on_step, (tokens, cells))
     drawn = _pixels(filled.image, codec.channels)
     kept = np.where(mask.numpy()[None, :, :, None], pixels, drawn)
     return replace(filled, image=_image(kept[0]))
@@ -157,10 +157,10 @@ def grid_drafts(model: Model, ids: Tensor | None, keys: Tensor, how: How, given:
     return drafts_of(model, rows, known, keys, how, labels=ids)
 
 
-def _draw(
+def draw(
     model: Model, ids: Tensor, numbers: Tensor, how: How, on_step: OnStep | None = None, given: Given | None = None
 ) -> list[Picture]:
-    """ids (B,) of classes, numbers (B,) of the pictures; without what is given all is drawn -> B pictures"""
+    """A picture of each class, ids (B,), as `generate_images` draws it at its number (B,); given: cells that stay."""
     (h, w), codec = grid_of(model), codec_of(model)
     blank = torch.zeros(len(ids), h, w, dtype=torch.bool)
     labels = None if model.frame.dropped is None else ids
@@ -187,14 +187,6 @@ def _pixels(image: Image.Image | np.ndarray, channels: int) -> np.ndarray:
 
 def _image(pixels: np.ndarray) -> Image.Image:
     return Image.fromarray(pixels[:, :, 0] if pixels.shape[2] == 1 else pixels)
-
-
-def draw_pixels(model: Model, ids: Tensor, numbers: Tensor, how: How) -> Tensor:
-    """Pictures of classes as bytes.  ids (B,) of the classes, numbers (B,) of the pictures -> (B, H, W, C) uint8
-
-    The picture with a number is the one that `generate_images` draws there.
-    """
-    return pixels_of(_draw(model, ids, numbers, how))
 
 
 def pixels_of(pictures: Sequence[Picture]) -> Tensor:

@@ -182,7 +182,7 @@ def test_a_model_of_pictures_is_measured(run, photos, features, tmp_path, comman
     assert Image.open(tmp_path / "quality.png").size[0] > 500
     assert Statistics.load(kept).n == 48
     # The same again draws nothing; a third weight draws only its own. Without a model: the same pictures, the same FID.
-    monkeypatch.setattr("maskless.evaluate.sets.draw_pixels", None)
+    monkeypatch.setattr("maskless.evaluate.sets.draw", None)
     assert json.loads(done(command(*asked, "--guidance", "2,0", "--json")).out) == found
     monkeypatch.undo()
     folder = tmp_path / "drawn"

@@ -28,7 +28,7 @@ from maskless.evaluate.images import CHUNKS, SeenImages, Statistics, look, short
 from maskless.evaluate.inception import Features
 from maskless.evaluate.sweep import Sample
 from maskless.how import How
-from maskless.images import class_ids, codec_of, draw_pixels, grid_of
+from maskless.images import class_ids, codec_of, draw, grid_of, pixels_of
 from maskless.plans import check_steps
 from maskless.terminal import plain
 
@@ -131,7 +131,7 @@ def drawn(model: Model, samples: int, batch: int, **how: Any) -> Sample:
     def sample(guidance: float) -> Iterator[Tensor]:
         settings = How(**how, guidance=guidance)
         for some in numbers.split(batch) if len(numbers) else []:
-            yield draw_pixels(model, ids[some], some, settings)
+            yield pixels_of(draw(model, ids[some], some, settings))
 
     return sample
 
