@@ -7,6 +7,7 @@ import tempfile
 import time
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from rich.console import Console
 from rich.panel import Panel
@@ -52,7 +53,9 @@ def show(console: Console, *, minutes: float, seed: int) -> None:
     )
     with tempfile.TemporaryDirectory() as folder:
         with console.status("preparing ..."):
-            data = _data(Path(folder), seed)
+            text = toy.write(Path(folder) / "toy.jsonl", SENTENCES, seed)
+            how: dict[str, Any] = {"vocab": VOCAB, "length": LENGTH, "layout": "padded", "valid": 0.01}
+            data = open_tokens(prepare([text], Path(folder) / "data", **how))
         console.print("  " + "\n  ".join(toy.corpus(3, seed + 1)) + "\n", style="dim", highlight=False)
         results = {}
         for model in ("pgm", "mdlm"):
@@ -63,11 +66,6 @@ def show(console: Console, *, minutes: float, seed: int) -> None:
         console.print(Panel(_checked(result.texts[:3]), title=f"{model.upper()} writes", title_align="left"))
     _show_filling(console, results["pgm"].summary.model, seed)
     console.print(_table(results))
-
-
-def _data(folder: Path, seed: int) -> Prepared:
-    text = toy.write(folder / "toy.jsonl", SENTENCES, seed)
-    return open_tokens(prepare([text], folder / "data", vocab=VOCAB, length=LENGTH, layout="padded", valid=0.01))
 
 
 def _train(folder: Path, data: Prepared, model: str, minutes: float, seed: int, console: Console) -> Summary:

@@ -17,7 +17,6 @@ from maskless.bench.machine import Machine, Timing, forget_peak, now, peak_memor
 from maskless.draw import Guidance
 from maskless.ema import EMA
 from maskless.engine import Engine
-from maskless.flops import Config
 from maskless.how import check_positive
 from maskless.logits import row_keys
 from maskless.nn import autocast
@@ -98,7 +97,8 @@ class Bench:
         finally:
             engine.close()
         config, counted = case.config, plans[1 + WARM_UP :]
-        limits = [_counted(case, config, p) for p in counted]
+        weights = [_guidance(case).weights(p) if isinstance(case, DrawCase) else None for p in counted]
+        works = [(config, p, case.refresh, w) for p, w in zip(counted, weights, strict=True)]
         everywhere = [flops.sampling_everywhere(config, p) for p in counted if isinstance(config, MaskedConfig)]
         return Timing(
             case=case,
@@ -106,8 +106,8 @@ class Bench:
             times=times,
             start_up=start_up,
             memory=peak_memory(self.device),
-            flops=mean(operations for operations, _ in limits),
-            traffic=mean(moved for _, moved in limits),
+            flops=mean(flops.sampling(*work) for work in works),
+            traffic=mean(flops.traffic(*work, size=PRECISIONS[case.precision].itemsize) for work in works),
             machine=self.machine,
             flops_everywhere=mean(everywhere) if everywhere else None,
         )
@@ -224,13 +224,6 @@ def _how(case: SampleCase, seed: int) -> dict[str, Any]:
 
 def _guidance(case: DrawCase) -> Guidance:
     return Guidance(weight=case.guidance, dropped=case.classes)
-
-
-def _counted(case: SampleCase, config: Config, plan: Plan) -> tuple[int, int]:
-    """Operations and bytes of a run."""
-    weights = _guidance(case).weights(plan) if isinstance(case, DrawCase) else None
-    work = (config, plan, case.refresh, weights)
-    return flops.sampling(*work), flops.traffic(*work, size=PRECISIONS[case.precision].itemsize)
 
 
 def _task(case: TrainCase, step: int) -> Task:

@@ -228,11 +228,6 @@ def starts_with_space(codec: TextCodec) -> list[bool]:
     return [content is not None and content.startswith(_SPACE) for content in contents]
 
 
-def _joins_spaces(codec: TextCodec) -> bool:
-    """Whether a space belongs to the token of the word behind it: byte-level, and with merges."""
-    return codec.byte_level and any(len(c) > 1 and c.startswith(_SPACE) for c in codec.tokenizer.get_vocab())
-
-
 @dataclass(frozen=True)
 class Template:
     """A text with gaps, as tokens.
@@ -294,7 +289,8 @@ def lay_out(codec: TextCodec, pieces: Sequence[str | int], longest: int = LONGES
     given = sum(len(piece) for piece in pieces if isinstance(piece, str))
     if given > longest * codec.widest:  # to encode it would take a hundred times its memory
         raise ValueError(f"the text is {given:,} characters long: expected at most {longest:,} tokens")
-    joins = _joins_spaces(codec)
+    # A space belongs to the token of the word behind it where the vocabulary is byte-level, and with merges.
+    joins = codec.byte_level and any(len(c) > 1 and c.startswith(_SPACE) for c in codec.tokenizer.get_vocab())
     tokens: list[int] = []
     known: list[bool] = []
     spaced: list[int] = []
