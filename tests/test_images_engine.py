@@ -148,6 +148,15 @@ def test_without_classes_maskgit_draws_with_the_label_that_was_trained():
     assert class_ids(Model(network, PixelCodec(CODES), "image", ["cat"]), None, 3).tolist() == [0, 0, 0]
 
 
+@pytest.mark.parametrize(
+    ("kind", "labels", "n", "says"),
+    [("no labels", [1], None, "this model knows no classes"), ("full", [1], 2, "n 2 and 1 labels: expected one")],
+)
+def test_labels_that_do_not_fit_are_named(kind, labels, n, says):
+    with pytest.raises(ValueError, match=says):
+        class_ids(model_of(kind), labels, n)
+
+
 @pytest.mark.parametrize("kind", [*KINDS, "maskgit"])
 def test_the_confidence_order_has_its_logits_from_the_engine(kind, watched, monkeypatch):
     model = model_of(kind)

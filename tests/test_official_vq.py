@@ -68,6 +68,7 @@ def test_what_is_no_released_tokenizer_is_named(codec, tmp_path):
     for content, says in (
         *((content, lacks) for content in ({"model": {}}, {"state_dict": {}}, [1, 2])),
         ({"model": few}, r"mid.0.conv1.weight' is missing, expected \(64, 64, 3, 3\)"),
+        ({"model": state | {"quantize.embedding.weight": torch.zeros(3)}}, "its tensors have other shapes"),
         ({"model": state | {"loss.weight": torch.zeros(1)}}, r"holds the unknown tensor 'loss.weight'"),
     ):
         torch.save(content, path)

@@ -217,6 +217,8 @@ def test_mistakes_are_one_clear_line(tmp_path):
         (lambda: pictures.grid(x, out, columns=0), "columns 0 is out of range"),
         (lambda: pictures.grid(x, out, labels=["a"]), "1 labels for 2 images"),
         (lambda: pictures.reconstructions(x, x[:1], out), "expected the same shape"),
+        (lambda: pictures.inpainting(x, torch.ones(2, 4, 4), x[:1], out), "before .*: expected the same shape"),
+        (lambda: pictures.inpainting(x, torch.ones(2, 4, 4), x, out, labels=["a"]), "1 labels for 2 images"),
         (lambda: pictures.inpainting(x, torch.ones(2, 5, 5), x, out), r"known \(2, 5, 5\): .* images of 32 x 32"),
         (lambda: pictures.inpainting(x, torch.ones(3, 4, 4), x, out), r"known \(3, 4, 4\): .* images of 32 x 32"),
         (lambda: order_heatmap(torch.zeros(7), out, shape=(2, 3)), r"steps \(7,\) on a grid of 2 x 3: expected \(N, 6"),

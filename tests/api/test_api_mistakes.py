@@ -15,6 +15,7 @@ from maskless import Model, fill, generate, log_likelihood
     [
         ({"steps": 2}, r"one step per token \(4 here\) from left to right"),
         ({"order": "left", "steps": 3}, "from left to right"),
+        ({"strands": 2}, "a causal model writes from left to right, not by strands"),
     ],
 )
 def test_a_causal_model_says_what_it_cannot_do(causal, how, message):
@@ -22,6 +23,8 @@ def test_a_causal_model_says_what_it_cannot_do(causal, how, message):
         generate(causal, length=4, **how)
     with pytest.raises(ValueError, match="cannot fill a gap that has text after it"):
         fill(causal, "a[2]b")
+    with pytest.raises(ValueError, match="a causal model knows one order only: expected 'left'"):
+        log_likelihood(causal, "ab", order="strands")
 
 
 ROW, HALF = torch.zeros(1, 4, dtype=torch.long), torch.tensor([[True, True, False, False]])
@@ -35,6 +38,8 @@ ROW, HALF = torch.zeros(1, 4, dtype=torch.long), torch.tensor([[True, True, Fals
         (lambda m: generate(m, n=0), "n 0 is out of range"),
         (lambda m: generate(m, length=L + 1), f"length {L + 1} is out of range: expected 1 to {L}"),
         (lambda m: generate(m, prompt="abc", length=3), "length 3 is out of range: expected 4 to"),
+        (lambda m: generate(m, prompt="a" * L), f"the prompt is {L} tokens long: expected less than the model's"),
+        (lambda m: generate(m, regions=2), "regions 2 are of images: this is a text model"),
         (lambda m: generate(m, order="spiral"), "unknown order 'spiral': expected one of random, left, strands"),
         (lambda m: generate(m, counts="sine"), "unknown counts 'sine': expected one of uniform, mdlm"),
         (lambda m: fill(m, f"a[{L}]"), f"{L + 1} tokens long: expected at most the model's context of {L}"),
@@ -50,6 +55,7 @@ ROW, HALF = torch.zeros(1, 4, dtype=torch.long), torch.tensor([[True, True, Fals
         (lambda m: log_likelihood(m, torch.zeros(1, 3)), "tokens of torch.float32: expected whole numbers"),
         (lambda m: m.predict([[0.5]], [[0]], [[1]]), "tokens of torch.float64: expected whole numbers"),
         (lambda m: fill(m, ["a[2]"], n=2), "n 2 goes with one text: expected no list"),
+        (lambda m: fill(m, ROW, known=HALF, n=2), "n 2 goes with one text: expected token ids once"),
         (lambda m: fill(m, "a[2]", n=0), "n 0 is out of range: expected 1 or more"),
         (lambda m: log_likelihood(m, torch.zeros(1, 3).long(), known=[[True]]), r"known \(1, 1\): expected \(B, L\)"),
         (lambda m: log_likelihood(m, "abc", seed=-1), "seed -1 is out of range"),
@@ -96,6 +102,7 @@ def test_a_model_without_a_tokenizer_says_so(tiny):
     ("part", "how", "says"),
     [
         ("", {"tokenizer": "bytes"}, "the tokenizer bytes has 257 ids, the model .* only 11"),
+        ("", {"weights": "raw"}, "weights and queries are chosen for released files only: {folder} is none"),
         ("", {"device": "cuda:99"}, "device 'cuda:99' cannot be used: "),
         ("", {"device": "abacus"}, "device 'abacus' cannot be used: "),
         ("", {"device": torch.device("cuda:99")}, "device 'cuda:99' cannot be used: "),

@@ -123,13 +123,14 @@ def test_padding_and_truncation_of_a_foreign_file_are_switched_off(tmp_path):
 @pytest.mark.parametrize(
     ("name", "content", "message"),
     [
-        ("tokenizer.json", "{}", "not a tokenizer.json"),
-        ("tokenizer.json", "\x00", "not a tokenizer.json"),
-        ("vocab.txt", "the\ncat\n", r"no line \[UNK\]"),
+        ("tokenizer.json", b"{}", "not a tokenizer.json"),
+        ("tokenizer.json", b"\x00", "not a tokenizer.json"),
+        ("vocab.txt", b"the\ncat\n", r"no line \[UNK\]"),
+        ("vocab.txt", b"\xff", "not a vocab.txt"),
     ],
 )
 def test_a_broken_file_is_named(tmp_path, name, content, message):
-    (tmp_path / name).write_text(content)
+    (tmp_path / name).write_bytes(content)
     with pytest.raises(ValueError, match=f"{name}: .*{message}"):
         TextCodec.load(tmp_path)
 

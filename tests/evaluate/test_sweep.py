@@ -185,6 +185,8 @@ def test_the_curve_is_a_picture_and_half_as_wide_without_scores(points, tmp_path
     plot({"halton": unscored}, tmp_path / "fid.png")
     widths = [Image.open(tmp_path / name).size[0] for name in ("both.png", "fid.png")]
     assert widths[0] == 2 * widths[1]
+    with pytest.raises(ValueError, match="no points: expected at least one guidance"):
+        table([])
     with pytest.raises(ValueError, match="nothing to plot"):
         plot({"halton": []}, tmp_path / "none.png")
     fewer = dataclasses.replace(points[0], quality=dataclasses.replace(points[0].quality, images=39))

@@ -218,6 +218,8 @@ def test_gradients_have_a_variance(model, first, folder, command):
         ("{pgm} --what genppl --steps 17", "steps 17 is out of range: expected 1 to 16"),
         ("{pgm} --what genppl --exact --steps 4", "--steps 4 with --exact, which settles them"),
         ("{pgm} --what genppl --exact --draft 4,8", "--draft 4,8 with --what genppl: expected one number"),
+        ("{pgm} --what genppl --data {data} --data {data}", "2 texts: samples are compared with one --data at most"),
+        ("{pgm} --what parallel --counts uniform", "--counts are settled by --draft"),
         ("{pgm} --what genppl --exact", "exact sampling checks tokens as a chain"),
         ("{pgm} --what genppl --judge {folder}/no.gguf", "no such file"),
         ("{pgm} --what genppl --judge {data}", "holds no config.json"),

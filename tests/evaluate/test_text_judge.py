@@ -29,6 +29,8 @@ def test_the_cost_of_a_row_is_the_loss_of_transformers(judged):
             assert nats / count == pytest.approx(float(expected), rel=1e-5)
     together = genppl.quality([Sample(row, "") for row in rows], None)
     assert together.retokenised is None
+    with pytest.raises(ValueError, match="no text that a judge could read"):
+        genppl.quality([Sample(rows[0], "")], judged)
 
 
 def test_generative_perplexity_is_the_exponential_of_the_loss_on_the_same_ids(judged):

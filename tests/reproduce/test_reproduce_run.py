@@ -140,6 +140,8 @@ def test_data_that_was_prepared_by_hand_is_taken(made, tmp_path):
 
 def test_the_cost_is_that_of_the_steps_which_are_not_done(made):
     this, do = made("table-5", slice(2), scale="paper", text=None), Commands()
+    with pytest.raises(ValueError, match="the cost of train-lm1b-mdlm-200k could not be measured: no room"):
+        run.estimate(this, Commands(bench="no room"), quiet)
     hours = run.estimate(this, do, quiet)
     assert do.names == ["bench"] * 2
     assert hours == {
