@@ -1,8 +1,8 @@
 """The paper as data: its tables and figures by name, line by line, and the tables of what we want to reach ourselves.
 
-The paper is "Partition Generative Modeling" (PGM). Its numbers are in CSV files: a row has the paper's name of a model,
-what makes the numbers (the fields of a `Work`), the measure, and a number for each place: steps, a weight of the
-guidance, a task, or a part of a training step.
+The paper is "Partition Generative Modeling" (PGM). Its tables are listed in tables.toml, their numbers are in CSV
+files: a row has the paper's name of a model, what makes the numbers (the fields of a `Work`), the measure, and a number
+for each place: steps, a weight of the guidance, a task, or a part of a training step.
 
 A latency of text is batch x length / throughput in the paper (but for two rows of Tab. 7 that are exchanged), so only
 the throughput stands there. Tab. 1 does not say in how many steps its speeds are; 128, by what the rows on OpenWebText
@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import csv
 import json
+import tomllib
 from collections.abc import Iterator
 from dataclasses import dataclass, fields
 from itertools import groupby
@@ -158,6 +159,7 @@ class Table:
 
 
 ABOUT = ("model", "measure", "why_not")  # columns that are no places
+KINDS = {kind.__name__: kind for kind in (Bound, Texts, Pictures, NetworkSpeed, Downstream, Curve)}
 DRAWN_BY_HAND = {"figure-2": "masked against partition models", "figure-3": "the Partition Transformer"}
 
 
@@ -188,35 +190,12 @@ def _lines(name: str, kind: type[Any]) -> tuple[Line, ...]:
 
 
 def _tables() -> Iterator[Table]:
-    bounds, samples, distilled = _lines("table-5", Bound), _lines("table-6", Texts), _lines("table-7", Texts)
-    halton = _lines("table-9", Pictures)
-    norm = "Accuracy without length normalisation; the paper does not say which it has, and its two tables differ."
-    latency = "The paper's latencies of one picture: `maskless bench sample --table images`."
-    main = "Speed with random weights; the paper does not state the steps on LM1B, 128 fits its latencies."
-    long = (line for line in bounds if line.model.endswith("1M steps"))
-    yield Table(name="table-1", about="validation perplexity and throughput of text models", draw="losses",
-                lines=(*long, *_lines("table-1", NetworkSpeed)), note=main)  # fmt: skip
-    yield Table(name="table-2", about="downstream tasks, before and after distillation",
-                lines=_lines("table-2", Downstream), note=norm)  # fmt: skip
-    yield Table(name="table-3", about="speed of training", lines=_lines("table-3", NetworkSpeed))
-    yield Table(name="table-4", about="more downstream tasks", lines=_lines("table-4", Downstream), note=norm)
-    yield Table(name="table-5", about="validation perplexity of all variants", draw="losses", lines=bounds)
-    yield Table(name="table-6", about="quality and speed of samples on OpenWebText", lines=samples)
-    yield Table(name="table-7", about="the same after distillation", lines=distilled)
-    yield Table(name="table-8", about="ImageNet, confidence sampler", lines=_lines("table-8", Pictures), note=latency)
-    yield Table(name="table-9", about="ImageNet, Halton sampler", lines=halton, note=latency)
-    yield Table(name="table-10", about="throughput at length 4096", lines=_lines("table-10", NetworkSpeed))
-    quality = [line for line in halton if line.measure != SCORE and "14/10" not in line.model]
-    written = [line for line in samples if line.measure != ENTROPY and "non-uniform" not in line.model]
-    after = [line for line in distilled if line.model.startswith(("MDLM", "PGM 6/6")) and line.model.endswith("FP32")]
-    yield Table(name="figure-1", about="quality against throughput: FID, and generative perplexity", draw="quality",
-                lines=(*quality, *written), note="A point of FID has the guidance with the lowest one.")  # fmt: skip
-    yield Table(name="figure-4", about="generative perplexity against throughput after distillation", draw="quality",
-                lines=tuple(line for line in after if line.measure != ENTROPY))  # fmt: skip
-    yield Table(name="figure-5", about="Halton and random orders on a grid", draw="orders",
-                note="The confidence order is that of a model: `maskless generate MODEL --gif`.")  # fmt: skip
-    yield Table(name="figure-6", about="training losses, with and without bounded weights, against steps and time",
-                draw="losses", lines=_lines("figure-6", Curve))  # fmt: skip
+    known = tomllib.loads(Path(__file__).with_name("tables.toml").read_text(encoding="utf-8"))
+    own = {name: _lines(name, KINDS[about.pop("kind")]) if "kind" in about else () for name, about in known.items()}
+    for name, about in known.items():
+        others = [(line, words) for other, words in about.pop("of", {}).items() for line in own[other]]
+        taken = [line for line, words in others if not any(word in f"{line.model}, {line.measure}" for word in words)]
+        yield Table(name=name, lines=(*taken, *own[name]), **about)
 
 
 TABLES = {found.name: found for found in _tables()}
@@ -232,4 +211,4 @@ def _wanted(table: str) -> tuple[Line, ...]:
 
 
 TARGETS, IMAGE_TARGETS = _wanted("targets"), _wanted("images")
-BESIDE = _wanted("beside")  # what others reached, and we have no target for; a second of Tab. 9 is a millisecond there
+BESIDE = _wanted("beside")  # what others reached, and we have no target for; in seconds, where Tab. 9 says milliseconds
