@@ -14,11 +14,11 @@ from __future__ import annotations
 import hashlib
 import pickle
 import struct
+import tomllib
 import zipfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import torch
 from safetensors import SafetensorError
@@ -120,45 +120,22 @@ class Convolution(nn.Module):
         return self.bn(self.conv(x)).relu()
 
 
-ONE, THREE, FIVE, ROW, COLUMN = (1, 1), (3, 3), (5, 5), (1, 7), (7, 1)
-HALVE = (3, 3, 2)  # with a stride of 2 and no padding
-Chain = list[tuple[str, int, Any]]  # convolutions one after another: the branch, its channels, its kernel
-
-
-def _blocks() -> Iterator[tuple[str, int, str, list[Chain]]]:
-    """Of each block its name, the channels that come in, how it pools, and the chains that stand side by side."""
-    double: Chain = [("3x3dbl_1", 64, ONE), ("3x3dbl_2", 96, THREE)]
-    five: Chain = [("5x5_1", 48, ONE), ("5x5_2", 64, FIVE)]
-    for name, start, pooled in (("5b", 192, 32), ("5c", 256, 64), ("5d", 288, 64)):
-        chains: list[Chain] = [[("1x1", 64, ONE)], five, [*double, ("3x3dbl_3", 96, THREE)], [("_pool", pooled, ONE)]]
-        yield name, start, "mean", chains
-    yield "6a", 288, "stride", [[("3x3", 384, HALVE)], [*double, ("3x3dbl_3", 96, HALVE)]]
-    for name, n in (("6b", 128), ("6c", 160), ("6d", 160), ("6e", 192)):
-        seven: Chain = [("7x7_1", n, ONE), ("7x7_2", n, ROW), ("7x7_3", 192, COLUMN)]
-        twice: Chain = [("7x7dbl_1", n, ONE), ("7x7dbl_2", n, COLUMN), ("7x7dbl_3", n, ROW)]
-        twice += [("7x7dbl_4", n, COLUMN), ("7x7dbl_5", 192, ROW)]
-        yield name, 768, "mean", [[("1x1", 192, ONE)], seven, twice, [("_pool", 192, ONE)]]
-    cross: Chain = [("7x7x3_1", 192, ONE), ("7x7x3_2", 192, ROW), ("7x7x3_3", 192, COLUMN), ("7x7x3_4", 192, HALVE)]
-    yield "7a", 768, "stride", [[("3x3_1", 192, ONE), ("3x3_2", 320, HALVE)], cross]
-    three: Chain = [("3x3_1", 384, ONE), ("3x3_2a 3x3_2b", 384, None)]
-    long: Chain = [("3x3dbl_1", 448, ONE), ("3x3dbl_2", 384, THREE), ("3x3dbl_3a 3x3dbl_3b", 384, None)]
-    for name, start, pool in (("7b", 1280, "mean"), ("7c", 2048, "max")):
-        yield name, start, pool, [[("1x1", 320, ONE)], three, long, [("_pool", 192, ONE)]]
-
-
 class Mixed(nn.Module):
     """Chains of convolutions side by side, two of which may fork at their end into a row and a column, and a pool.
 
     The pool of the FID network leaves padding out of its means, and in its last block takes maxima instead.
     """
 
-    def __init__(self, start: int, pool: str, chains: list[Chain]):
+    def __init__(self, start: int, pool: str, chains: list[list[tuple[str, int, str]]]):
         super().__init__()
-        self.pool, self.chains = pool, [[names.split() for names, _, _ in chain] for chain in chains]
+        self.pool, self.chains = pool, [[names.split("+") for names, _, _ in chain] for chain in chains]
         for chain in chains:
-            for (names, end, kernel), width in zip(chain, (start, *(end for _, end, _ in chain)), strict=False):
-                for name, size in zip(names.split(), [(1, 3), (3, 1)] if kernel is None else [kernel], strict=True):
-                    self.add_module(f"branch{name}", Convolution(width, end, size[:2], *size[2:], same=len(size) == 2))
+            for (names, end, kernels), width in zip(chain, (start, *(end for _, end, _ in chain)), strict=False):
+                for name, kernel in zip(names.split("+"), kernels.split("+"), strict=True):
+                    size, _, stride = kernel.partition("/")
+                    high, wide = map(int, size.split("x"))
+                    made = Convolution(width, end, (high, wide), int(stride or 1), same=not stride)
+                    self.add_module(f"branch{name}", made)
 
     def forward(self, x: Tensor) -> Tensor:
         out = []
@@ -180,13 +157,13 @@ class InceptionV3(nn.Module):
 
     def __init__(self, classes: int = 1008):
         super().__init__()
-        self.Conv2d_1a_3x3 = Convolution(3, 32, THREE, 2, same=False)
-        self.Conv2d_2a_3x3 = Convolution(32, 32, THREE, same=False)
-        self.Conv2d_2b_3x3 = Convolution(32, 64, THREE)
-        self.Conv2d_3b_1x1 = Convolution(64, 80, ONE)
-        self.Conv2d_4a_3x3 = Convolution(80, 192, THREE, same=False)
-        for name, start, pool, chains in _blocks():
-            self.add_module(f"Mixed_{name}", Mixed(start, pool, chains))
+        self.Conv2d_1a_3x3 = Convolution(3, 32, (3, 3), 2, same=False)
+        self.Conv2d_2a_3x3 = Convolution(32, 32, (3, 3), same=False)
+        self.Conv2d_2b_3x3 = Convolution(32, 64, (3, 3))
+        self.Conv2d_3b_1x1 = Convolution(64, 80, (1, 1))
+        self.Conv2d_4a_3x3 = Convolution(80, 192, (3, 3), same=False)
+        for name, block in tomllib.loads(Path(__file__).with_suffix(".toml").read_text(encoding="utf-8")).items():
+            self.add_module(f"Mixed_{name}", Mixed(**block))
         self.fc = nn.Linear(2048, classes) if classes else None
 
     def forward(self, x: Tensor) -> tuple[Tensor, Tensor | None]:
