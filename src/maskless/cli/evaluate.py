@@ -63,8 +63,6 @@ PICTURES: Options = {
     "reference": Option(str, "Pictures: real ones, PATH or PATH:train or PATH:valid, or their statistics."),
     "guidance": Option(str, "Pictures: guidance scale, or several: 0,1,2,3. Default: 0."),
     **{name: HOW[name] for name in ("schedule", "regions", "noise", "warmup")},
-    **FEATURES,
-    **REAL,
 }
 
 OF_IMAGES = {  # what is measured of an image model without drawing: the options that go with it, and why no others
@@ -80,6 +78,8 @@ def evaluate(
     text: Annotated[Given, TEXT],
     both: Annotated[Given, BOTH],
     of_pictures: Annotated[Given, PICTURES],
+    features: Annotated[Given, FEATURES],
+    kept: Annotated[Given, REAL],
     seed: Annotated[int, typer.Option(help="The same seed gives the same figures.")] = 0,
     tokenizer: TOKENIZER = None,
     device: DEVICE = None,
@@ -106,18 +106,18 @@ def evaluate(
     check_seed(seed)
     loaded = show.loading(model, device=processes().device, tokenizer=tokenizer)
     if loaded.layout != "image":
-        refuse(of_pictures, "image")
+        refuse([*of_pictures, *features, *kept], "image")
         measure(model, loaded, seed, as_json, **both, **text)
         return
     what, own = text.pop("what", None), ["tokenizer"] * (tokenizer is not None)
     if what is None:
         refuse([*text, *own], "text")
-        evaluate_pictures(loaded, as_json, seed=seed, **both, **of_pictures)
+        evaluate_pictures(loaded, features, kept, as_json, seed=seed, **both, **of_pictures)
         return
     if what not in OF_IMAGES:
         raise ValueError(f"--what {what}: expected bound, leak or nothing, since this is an image model")
     taken, why = OF_IMAGES[what]
-    for name in (*both, *text, *own, *of_pictures):
+    for name in (*both, *text, *own, *of_pictures, *features, *kept):
         if name not in taken:
             raise ValueError(f"{flag(name)} does not go with --what {what}{why}")
     if what == "leak":

@@ -29,14 +29,12 @@ from maskless.train.processes import processes
 
 def evaluate_pictures(
     model: Model,
+    features: Given,
+    kept: Given,
     as_json: bool,
     *,
     reference: str | None = None,
     out: Path | None = None,
-    features: str | None = None,
-    feature_input: str | None = None,
-    save_statistics: Path | None = None,
-    valid: float | None = None,
     samples: int = 50_000,
     batch: int | None = None,
     steps: str | None = None,
@@ -51,15 +49,15 @@ def evaluate_pictures(
         if more:
             raise ValueError(f"--steps {steps}: expected one number for pictures; what may be a list is --guidance")
     guidances = numbers("guidance", guidance, float, "0,1,2,3")
-    network = find_features(features, feature_input)
+    network, valid, statistics = find_features(**features), kept.get("valid"), kept.get("save_statistics")
     sets.check_drawing(model, guidances, **how)
-    check_places(out, save_statistics)
+    check_places(out, statistics)
     at_once = (500 if model.device.type == "cuda" else 25) if batch is None else batch  # 50,000 in equal parts
     sample = sets.drawn(model, samples, at_once, **how)
     side, codec = side_of(model), codec_of(model)
     pictures = sets.real(reference, valid)
     sets.check_share(valid, pictures)
-    seen = look(pictures, network, side, codec.channels, save_statistics)
+    seen = look(pictures, network, side, codec.channels, statistics)
     settings = dataclasses.asdict(settled(model, How(**how), model.config.length - 1))
     settings |= {"model": digest(model.network, codec), "samples": samples}
     del settings["guidance"]  # which each point has
