@@ -55,6 +55,7 @@ def write(absent_package, tmp_path, monkeypatch):
 
     def one(state, *, ema=None, config=None, prefix="backbone.", legacy=False, **more) -> Path:
         content = {"state_dict": {prefix + name: value for name, value in state.items()}, "epoch": 3, **more}
+        content |= {"precision": torch.bfloat16}
         content["callbacks"] = absent_package.Settings(monitor=absent_package.Metadata("loss"))
         if config is not None:
             content["hyper_parameters"] = {"config": stored_config(config), "vocab_size": 13}

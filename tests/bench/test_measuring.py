@@ -55,6 +55,12 @@ def test_sampling_is_measured(case):
     assert (found.flops_everywhere is not None) == (case.model == "mdlm")
 
 
+def test_a_warm_up_that_takes_long_enough_is_cut_short(monkeypatch):
+    monkeypatch.setattr(run, "LONG", 0.0)
+    (found,), runs = measured(SAMPLED[0])
+    assert (len(found.times), runs) == (3, run.runs_of(SAMPLED[0], 3))
+
+
 @pytest.mark.parametrize("model", ["pgm", "mdlm", "mdlm-complementary", "ar"])
 def test_training_is_measured_in_three_parts(model):
     case = TrainCase(**SMALL, model=model)

@@ -3,6 +3,7 @@
 import hashlib
 import pickle
 import sys
+import zipfile
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -234,11 +235,19 @@ def other_files(folder: Path) -> dict[str, Path]:
     paths["broken"] = folder / "broken.safetensors"
     paths["broken"].write_bytes(b"\xff" * 100)
     paths["one number"] = scripted(nn.Flatten(0), folder / "flat.pt")
+    paths["no such size"] = scripted(nn.Linear(7, 1), folder / "linear.pt")
+    paths["no code"] = folder / "empty.pt"
+    with zipfile.ZipFile(paths["no code"], "w") as archive:
+        archive.writestr("empty/constants.pkl", b"")
     return paths
 
 
 @pytest.mark.parametrize(
-    "kind", ["text", "empty", "word", "digit", "trap", "layers", "list", "tensors", "broken", "one number"]
+    "kind",
+    [
+        *("text", "empty", "word", "digit", "trap", "layers", "list", "tensors", "broken"),
+        *("one number", "no such size", "no code"),
+    ],
 )
 def test_what_is_not_a_network_is_one_clear_line(kind, tmp_path):
     path = other_files(tmp_path)[kind]
